@@ -1,0 +1,200 @@
+//! The bodies that go in and out of the layer: the inner service's own, untouched, or one that the
+//! layer has read or made. Their error is the inner body's.
+
+use std::{
+    fmt,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+use crate::follow::Followed;
+
+/// Data and trailers that are all there.
+#[derive(Debug, Clone, Default)]
+struct Whole {
+    data: Bytes,
+    trailers: Option<HeaderMap>,
+}
+
+impl Whole {
+    fn next_frame(&mut self) -> Option<Frame<Bytes>> {
+        if self.data.is_empty() {
+            self.trailers.take().map(Frame::trailers)
+        } else {
+            Some(Frame::data(std::mem::take(&mut self.data)))
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.data.is_empty() && self.trailers.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let length = self.data.len() as u64;
+        if self.trailers.is_none() {
+            return SizeHint::with_exact(length);
+        }
+        // hyper sends HTTP/1.1 trailers only behind a body of unknown length.
+        let mut hint = SizeHint::new();
+        hint.set_lower(length);
+        hint
+    }
+}
+
+pin_project! {
+    /// The body that the inner service is called with: the caller's own, or what the layer has
+    /// read of it, byte for byte, trailers included.
+    pub struct RequestBody<B> {
+        #[pin]
+        kind: RequestKind<B>,
+    }
+}
+
+pin_project! {
+    #[project = RequestKindProject]
+    enum RequestKind<B> {
+        Untouched { #[pin] body: B },
+        Read { whole: Whole },
+    }
+}
+
+impl<B> RequestBody<B> {
+    pub(crate) fn untouched(body: B) -> Self {
+        Self { kind: RequestKind::Untouched { body } }
+    }
+
+    pub(crate) fn read(data: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Self { kind: RequestKind::Read { whole: Whole { data, trailers } } }
+    }
+}
+
+impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        match self.project().kind.project() {
+            RequestKindProject::Untouched { body } => body.poll_frame(context),
+            RequestKindProject::Read { whole } => Poll::Ready(whole.next_frame().map(Ok)),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            RequestKind::Untouched { body } => body.is_end_stream(),
+            RequestKind::Read { whole } => whole.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            RequestKind::Untouched { body } => body.size_hint(),
+            RequestKind::Read { whole } => whole.size_hint(),
+        }
+    }
+}
+
+impl<B> fmt::Debug for RequestBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestBody").finish_non_exhaustive()
+    }
+}
+
+pin_project! {
+    /// The body that the layer answers with: the inner service's own, a recorded one, or that of a
+    /// refusal.
+    pub struct ResponseBody<B: Body> {
+        #[pin]
+        kind: ResponseKind<B>,
+    }
+}
+
+pin_project! {
+    #[project = ResponseKindProject]
+    enum ResponseKind<B: Body> {
+        Inner { #[pin] body: B },
+        Whole { whole: Whole },
+        Broken { whole: Whole, error: Option<B::Error> },
+        Followed { followed: Followed<B> },
+    }
+}
+
+impl<B: Body> ResponseBody<B> {
+    /// The inner service's body, of a request that the layer let pass.
+    pub(crate) fn inner(body: B) -> Self {
+        Self { kind: ResponseKind::Inner { body } }
+    }
+
+    /// A body that is all there.
+    pub(crate) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Self { kind: ResponseKind::Whole { whole: Whole { data, trailers } } }
+    }
+
+    /// What came of a body before it broke, and how it broke.
+    pub(crate) fn broken(data: Bytes, error: B::Error) -> Self {
+        let whole = Whole { data, trailers: None };
+        Self { kind: ResponseKind::Broken { whole, error: Some(error) } }
+    }
+
+    /// A body that is delivered as it comes.
+    pub(crate) fn followed(followed: Followed<B>) -> Self {
+        Self { kind: ResponseKind::Followed { followed } }
+    }
+}
+
+impl<B> Body for ResponseBody<B>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Send,
+{
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        match self.project().kind.project() {
+            ResponseKindProject::Inner { body } => body.poll_frame(context),
+            ResponseKindProject::Whole { whole } => Poll::Ready(whole.next_frame().map(Ok)),
+            ResponseKindProject::Broken { whole, error } => Poll::Ready(match whole.next_frame() {
+                Some(frame) => Some(Ok(frame)),
+                None => error.take().map(Err),
+            }),
+            ResponseKindProject::Followed { followed } => followed.poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            ResponseKind::Inner { body } => body.is_end_stream(),
+            ResponseKind::Whole { whole } => whole.is_end_stream(),
+            ResponseKind::Broken { whole, error } => whole.is_end_stream() && error.is_none(),
+            ResponseKind::Followed { followed } => followed.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            ResponseKind::Inner { body } => body.size_hint(),
+            ResponseKind::Whole { whole } => whole.size_hint(),
+            // How long it would have been is not known here; its own header may say.
+            ResponseKind::Broken { .. } => SizeHint::new(),
+            ResponseKind::Followed { followed } => followed.size_hint(),
+        }
+    }
+}
+
+impl<B: Body> fmt::Debug for ResponseBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseBody").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,129 @@
+//! Recorded before it looks complete. In: what the inner service answered, and the claim; out: the
+//! response for the caller, its claim settled, or (if its length is unknown or too large) about to
+//! be settled as the body goes by ([`follow`](crate::follow)).
+
+use std::{future::poll_fn, pin::Pin};
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+use http_body::{Body, Frame};
+
+use crate::{
+    body::ResponseBody,
+    disposition::Execution,
+    engine::{
+        OwnedClaim, Settlement,
+        execute::{Panic, catch_poll},
+    },
+    follow::{Follow, Followed},
+    headers::REPLAYED,
+    intake::{Collected, declared_length},
+    outcome::{Answered, RetainFor, Verdict},
+    replay::{StoredResponse, location},
+};
+
+/// The claim of one execution, and its place in the counts.
+pub(crate) struct Executing {
+    pub(crate) claim: OwnedClaim<StoredResponse>,
+    pub(crate) execution: Execution,
+}
+
+impl Executing {
+    /// Ends the claim, and counts how that went.
+    pub(crate) async fn settle(self, settlement: Settlement<StoredResponse>) {
+        let Self { claim, execution } = self;
+        execution.settled(&claim.settle(settlement).await);
+    }
+
+    /// Ends the claim of an execution that left no answer.
+    pub(crate) async fn fail(self) {
+        let Self { claim, execution } = self;
+        execution.settled(&claim.fail().await);
+    }
+
+    /// What the answer means, now that all of it is there.
+    pub(crate) fn verdict(&self, answered: &Answered, trailers: Option<&HeaderMap>) -> Verdict {
+        let effects = self.claim.progress().effects_begun();
+        answered.verdict(trailers, self.claim.rules().on_failure, effects)
+    }
+}
+
+/// Captures `response` and settles its claim; `limit` is the largest body that is recorded.
+pub(crate) async fn capture<B>(
+    response: Response<B>,
+    executing: Executing,
+    limit: usize,
+) -> Response<ResponseBody<B>>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Send,
+{
+    let (mut parts, body) = response.into_parts();
+    // The marker is ours: on a first answer it would be a lie.
+    parts.headers.remove(REPLAYED);
+    let answered = Answered::new(&parts);
+    if let Some(RetainFor(retention)) = parts.extensions.get() {
+        executing.claim.progress().wish_to_retain_for(*retention);
+    }
+
+    let declared = body.size_hint().exact().or_else(|| declared_length(&parts.headers));
+    let mut body = Box::pin(body);
+    if declared.is_none_or(|length| length > limit as u64) {
+        let follow = Follow::new(body, executing, answered, location(&parts), declared);
+        return Response::from_parts(parts, ResponseBody::followed(Followed::new(follow)));
+    }
+    let body = match collect(body.as_mut()).await {
+        Ok((data, trailers)) => {
+            let settlement = match executing.verdict(&answered, trailers.as_ref()) {
+                Verdict::Record => Settlement::Record(StoredResponse::response(
+                    &parts,
+                    data.clone(),
+                    trailers.clone(),
+                )),
+                Verdict::Release => Settlement::Release,
+                Verdict::Hold => Settlement::Hold,
+            };
+            executing.settle(settlement).await;
+            ResponseBody::whole(data, trailers)
+        }
+        Err(Break::Error(data, error)) => {
+            executing.fail().await;
+            ResponseBody::broken(data, error)
+        }
+        Err(Break::Panic(panic)) => {
+            executing.fail().await;
+            drop(body);
+            panic.resume()
+        }
+    };
+    Response::from_parts(parts, body)
+}
+
+/// How a body ended before its end.
+enum Break<E> {
+    Error(Bytes, E),
+    Panic(Panic),
+}
+
+/// Reads a body that says itself that it is short enough. One that goes on is read on: what is
+/// sent is cut where it said, by its own `Content-Length`, so nothing may follow.
+async fn collect<B>(mut body: Pin<&mut B>) -> Result<(Bytes, Option<HeaderMap>), Break<B::Error>>
+where
+    B: Body<Data = Bytes>,
+{
+    let mut collected = Collected::default();
+    let mut trailers: Option<HeaderMap> = None;
+    loop {
+        let frame = poll_fn(|context| catch_poll(|| body.as_mut().poll_frame(context))).await;
+        match frame.map_err(Break::Panic)?.map(|frame| frame.map(Frame::into_data)) {
+            None => return Ok((collected.finish(), trailers)),
+            Some(Ok(Ok(data))) => collected.push(data),
+            Some(Ok(Err(frame))) => {
+                if let Ok(more) = frame.into_trailers() {
+                    trailers.get_or_insert_default().extend(more);
+                }
+            }
+            Some(Err(error)) => return Err(Break::Error(collected.finish(), error)),
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! A claim that is ours. In: the store's claim; out: exactly one settlement, whatever happens.
+//! Before the work begins, dropping it releases; from then on, dropping it applies the failure
+//! rule.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use tokio::{runtime::Handle as Runtime, sync::Notify};
+
+use super::{Engine, OnFailure, Rules, bounded, drain::Ticket, execute::Leave};
+use crate::{
+    operation::{OperationId, Token},
+    store::{Claim, Ownership, Store, StoreError, StoreFuture},
+};
+
+/// How a claim ends.
+#[derive(Debug)]
+pub(crate) enum Settlement<V> {
+    /// With this value, to be given to every repeat.
+    Record(V),
+    /// With nothing: a repeat executes.
+    Release,
+    /// With an unknown outcome: a repeat is refused.
+    Hold,
+}
+
+/// The exclusive right to execute one operation.
+pub(crate) struct OwnedClaim<V: 'static> {
+    /// There until it is settled.
+    claim: Option<Box<dyn Claim<V>>>,
+    progress: Arc<Progress<V>>,
+    engine: Engine<V>,
+    runtime: Option<Runtime>,
+    /// There from [`begin`](Self::begin) to the end of the settlement.
+    running: Option<Ticket>,
+}
+
+impl<V: 'static> OwnedClaim<V> {
+    pub(super) fn new(
+        engine: &Engine<V>,
+        id: OperationId,
+        token: Token,
+        claim: Box<dyn Claim<V>>,
+        runtime: Option<&Runtime>,
+    ) -> Self {
+        let progress = Progress {
+            store: Arc::clone(&engine.store),
+            store_timeout: engine.rules.store_timeout,
+            id,
+            token,
+            attempt: claim.attempt(),
+            effects: AtomicBool::new(false),
+            life: Mutex::new(Life::Running { wish: None }),
+            settled: Notify::new(),
+        };
+        Self {
+            claim: Some(claim),
+            progress: Arc::new(progress),
+            engine: engine.clone(),
+            runtime: runtime.cloned(),
+            running: None,
+        }
+    }
+
+    /// What the one who executes may ask and say.
+    pub(crate) fn progress(&self) -> &Arc<Progress<V>> {
+        &self.progress
+    }
+
+    /// Where this execution goes if its caller leaves.
+    pub(crate) fn leave(&self) -> Option<Leave> {
+        Leave::new(self.runtime.as_ref(), &self.engine.rules)
+    }
+
+    pub(crate) fn rules(&self) -> &Rules {
+        &self.engine.rules
+    }
+
+    /// Adds what the store's claim has for the one who executes.
+    pub(crate) fn extend(&mut self, extensions: &mut http::Extensions) {
+        if let Some(claim) = &mut self.claim {
+            claim.extend(extensions);
+        }
+    }
+
+    /// The work begins: from here the claim's end may leave effects behind.
+    pub(crate) fn begin(&mut self) {
+        self.running = Some(self.engine.running.enter());
+    }
+
+    /// Ends the claim.
+    ///
+    /// Dropped before it is done, the write goes on in the background.
+    pub(crate) async fn settle(
+        mut self,
+        settlement: Settlement<V>,
+    ) -> Result<Ownership, StoreError> {
+        match self.write(settlement) {
+            Some(mut writing) => writing.finish().await,
+            None => Ok(Ownership::Lost),
+        }
+    }
+
+    /// Ends the claim of an execution that left no answer, by the failure rule.
+    pub(crate) async fn fail(self) -> Result<Ownership, StoreError> {
+        let settlement = self.after_failure();
+        self.settle(settlement).await
+    }
+
+    fn after_failure(&self) -> Settlement<V> {
+        match self.engine.rules.on_failure {
+            OnFailure::Release if !self.progress.effects_begun() => Settlement::Release,
+            _ => Settlement::Hold,
+        }
+    }
+
+    fn write(&mut self, settlement: Settlement<V>) -> Option<Writing<V>> {
+        let claim = self.claim.take()?;
+        let retention = self.engine.rules.retention;
+        let wish = self.progress.settle();
+        let write = match (settlement, wish) {
+            (Settlement::Record(_), Some(Wish::End)) | (Settlement::Release, _) => claim.release(),
+            (Settlement::Record(value), Some(Wish::RetainFor(retention))) => {
+                claim.complete(value, retention)
+            }
+            (Settlement::Record(value), None) => claim.complete(value, retention),
+            // A wish is for a record. An unknown outcome stays shut for as long as the rules say.
+            (Settlement::Hold, _) => claim.hold(retention),
+        };
+        Some(Writing {
+            write: Some(write),
+            limit: self.engine.rules.store_timeout,
+            progress: Arc::clone(&self.progress),
+            runtime: self.runtime.take(),
+            running: self.running.take(),
+        })
+    }
+}
+
+impl<V: 'static> Drop for OwnedClaim<V> {
+    fn drop(&mut self) {
+        let settlement = match self.running {
+            Some(_) => self.after_failure(),
+            None => Settlement::Release,
+        };
+        // Dropping the write sends it to the background, unless it is done at once.
+        drop(self.write(settlement));
+    }
+}
+
+impl<V: 'static> fmt::Debug for OwnedClaim<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedClaim").field("progress", &self.progress).finish_non_exhaustive()
+    }
+}
+
+/// A settlement on its way to the store. It is independent of who asked for it: dropped, it goes
+/// on in the background.
+struct Writing<V: 'static> {
+    /// There until it has been answered.
+    write: Option<StoreFuture<Ownership>>,
+    limit: Duration,
+    progress: Arc<Progress<V>>,
+    runtime: Option<Runtime>,
+    running: Option<Ticket>,
+}
+
+impl<V: 'static> Writing<V> {
+    async fn finish(&mut self) -> Result<Ownership, StoreError> {
+        let answer = match &mut self.write {
+            Some(write) => bounded(write, self.limit).await,
+            None => Ok(Ownership::Lost),
+        };
+        self.write = None;
+        self.progress.settled();
+        self.running = None;
+        answer
+    }
+}
+
+impl<V: 'static> Drop for Writing<V> {
+    fn drop(&mut self) {
+        let Some(mut write) = self.write.take() else { return };
+        let mut context = Context::from_waker(Waker::noop());
+        if Pin::new(&mut write).poll(&mut context).is_pending()
+            && let Some(runtime) = self.runtime.take()
+        {
+            let limit = self.limit;
+            let progress = Arc::clone(&self.progress);
+            let running = self.running.take();
+            runtime.spawn(async move {
+                let _answer = bounded(&mut write, limit).await;
+                progress.settled();
+                drop(running);
+            });
+        } else {
+            self.progress.settled();
+        }
+    }
+}
+
+/// One execution as seen by the one who executes. It belongs to one claim: on a later entry of the
+/// same id it changes nothing, and says so.
+pub(crate) struct Progress<V> {
+    store: Arc<dyn Store<V>>,
+    store_timeout: Duration,
+    id: OperationId,
+    token: Token,
+    attempt: u32,
+    effects: AtomicBool,
+    life: Mutex<Life>,
+    /// Notified when `life` becomes [`Life::Settled`].
+    settled: Notify,
+}
+
+/// Where a claim is on its way; a wish that comes before its end is remembered, one that comes
+/// while the end is being written waits for it.
+enum Life {
+    Running { wish: Option<Wish> },
+    Settling,
+    Settled,
+}
+
+/// What the one who executes wants to become of the record.
+#[derive(Clone, Copy)]
+enum Wish {
+    End,
+    RetainFor(Duration),
+}
+
+impl<V: 'static> Progress<V> {
+    pub(crate) fn id(&self) -> OperationId {
+        self.id
+    }
+
+    pub(crate) fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    pub(crate) fn effects_begin(&self) {
+        self.effects.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn effects_begun(&self) -> bool {
+        self.effects.load(Ordering::Acquire)
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The retention that the record is to have, if it has been said here.
+    pub(crate) fn wish_to_retain_for(&self, retention: Duration) {
+        if let Life::Running { wish: wish @ None } = &mut *self.life() {
+            *wish = Some(Wish::RetainFor(retention));
+        }
+    }
+
+    fn settle(&self) -> Option<Wish> {
+        match std::mem::replace(&mut *self.life(), Life::Settling) {
+            Life::Running { wish } => wish,
+            Life::Settling | Life::Settled => None,
+        }
+    }
+
+    fn settled(&self) {
+        *self.life() = Life::Settled;
+        self.settled.notify_waiters();
+    }
+
+    pub(crate) async fn expire(&self) -> Result<Ownership, StoreError> {
+        if self.remembered(Wish::End).await {
+            return Ok(Ownership::Held);
+        }
+        bounded(&mut self.store.expire(self.id, self.token), self.store_timeout).await
+    }
+
+    pub(crate) async fn retain_for(&self, retention: Duration) -> Result<Ownership, StoreError> {
+        if self.remembered(Wish::RetainFor(retention)).await {
+            return Ok(Ownership::Held);
+        }
+        let mut answer = self.store.retain(self.id, self.token, retention);
+        bounded(&mut answer, self.store_timeout).await
+    }
+
+    /// Leaves a wish with the claim if it is still in flight; otherwise waits for its end.
+    async fn remembered(&self, wanted: Wish) -> bool {
+        loop {
+            // Before the look, or the end could slip in between.
+            let settled = self.settled.notified();
+            match &mut *self.life() {
+                Life::Running { wish } => {
+                    *wish = Some(wanted);
+                    return true;
+                }
+                Life::Settling => {}
+                Life::Settled => return false,
+            }
+            settled.await;
+        }
+    }
+}
+
+impl<V: 'static> fmt::Debug for Progress<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Progress")
+            .field("id", &self.id)
+            .field("attempt", &self.attempt)
+            .field("effects_begun", &self.effects_begun())
+            .finish_non_exhaustive()
+    }
+}

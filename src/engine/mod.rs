@@ -1,0 +1,230 @@
+//! One execution per operation, whatever the value. In: an operation id and a fingerprint; out: a
+//! [`Decision`]. Whoever gets [`Decision::Mine`] executes ([`execute`]) and settles its
+//! [`OwnedClaim`]; everybody else is told what is there, after a bounded wait.
+//!
+//! Nothing in here knows HTTP.
+
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use tokio::runtime::Handle as Runtime;
+
+use crate::{
+    fingerprint::Fingerprint,
+    operation::{OperationId, Token},
+    store::{ClaimReply, ClaimRequest, Store, StoreError, StoreFuture},
+};
+
+mod claim;
+mod drain;
+pub(crate) mod execute;
+mod wait;
+
+pub(crate) use claim::{OwnedClaim, Progress, Settlement};
+use drain::Running;
+pub use wait::InFlight;
+use wait::Waiters;
+
+/// What becomes of an operation whose execution failed without an answer to keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OnFailure {
+    /// The entry ends and a retry runs again. Right where a failure means that nothing happened,
+    /// or where running twice does no harm.
+    #[default]
+    Release,
+    /// The entry is held: retries get 409 `idempotency_outcome_unknown`, until an operator or the
+    /// retention ends it. Right for payments.
+    Hold,
+    /// The failure's own answer is recorded and replayed, as Stripe does. Without one (an error, a
+    /// panic, a body that broke) the entry is held.
+    Record,
+}
+
+/// What becomes of a running execution whose caller leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OnLeave {
+    /// It is handed to the runtime, finishes there and is recorded.
+    #[default]
+    Finish,
+    /// It is dropped where it stands, and the failure rule applies.
+    Cancel,
+}
+
+/// How the engine behaves; plain values, checked by whoever sets them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    pub(crate) on_failure: OnFailure,
+    pub(crate) on_leave: OnLeave,
+    pub(crate) in_flight: InFlight,
+    pub(crate) retention: Duration,
+    pub(crate) finish_within: Duration,
+    pub(crate) store_timeout: Duration,
+    pub(crate) waiters_per_operation: usize,
+    pub(crate) waiters: usize,
+}
+
+/// Claims operations in a store, waits for those of others, and knows what is still running.
+/// Clones share all of it.
+pub(crate) struct Engine<V> {
+    pub(crate) store: Arc<dyn Store<V>>,
+    pub(crate) rules: Rules,
+    running: Running,
+    waiters: Waiters,
+}
+
+/// What is to be done with one request.
+pub(crate) enum Decision<V: 'static> {
+    /// Execute it, and settle the claim.
+    Mine(OwnedClaim<V>),
+    /// The same operation was asked for something else.
+    Conflict,
+    /// It is done, and this is what came out; `waited` if an execution was in flight on arrival.
+    Recorded { value: V, waited: bool },
+    /// It ended with an unknown outcome.
+    Held,
+    /// It is running still, after as long a wait as the rules allow.
+    InFlight,
+    /// There is no room for it.
+    Full { room_in: Option<Duration> },
+}
+
+impl<V: 'static> Engine<V> {
+    pub(crate) fn new(store: Arc<dyn Store<V>>, rules: Rules) -> Self {
+        Self { store, rules, running: Running::default(), waiters: Waiters::default() }
+    }
+
+    /// What is under `id` right now. Advisory.
+    pub(crate) async fn lookup(&self, id: OperationId) -> Result<Option<Fingerprint>, StoreError> {
+        bounded(&mut self.store.lookup(id), self.rules.store_timeout).await
+    }
+
+    /// Claims `id`, waiting for a claim in flight as long as the rules allow.
+    ///
+    /// Dropped before it returns, it leaves nothing behind: a claim whose answer has not arrived
+    /// is taken back by its token.
+    pub(crate) async fn claim(
+        &self,
+        id: OperationId,
+        fingerprint: Fingerprint,
+        runtime: Option<&Runtime>,
+    ) -> Result<Decision<V>, StoreError> {
+        let token = Token::mint();
+        let mut turn = None;
+        loop {
+            return Ok(match self.ask(id, fingerprint, token, runtime).await? {
+                ClaimReply::Mine(claim) => {
+                    Decision::Mine(OwnedClaim::new(self, id, token, claim, runtime))
+                }
+                ClaimReply::Conflict => Decision::Conflict,
+                ClaimReply::Recorded(value) => Decision::Recorded { value, waited: turn.is_some() },
+                ClaimReply::Held => Decision::Held,
+                ClaimReply::Full { room_in } => Decision::Full { room_in },
+                ClaimReply::InFlight(ended) => {
+                    if turn.is_none() {
+                        turn = self.waiters.enter(id, &self.rules, runtime);
+                    }
+                    match &turn {
+                        Some(turn) if turn.wait(ended).await? => continue,
+                        _ => Decision::InFlight,
+                    }
+                }
+            });
+        }
+    }
+
+    /// One call of the store's `claim`; without its answer the claim is taken back.
+    async fn ask(
+        &self,
+        id: OperationId,
+        fingerprint: Fingerprint,
+        token: Token,
+        runtime: Option<&Runtime>,
+    ) -> Result<ClaimReply<V>, StoreError> {
+        let mut unanswered = Unanswered { engine: self, id, token, runtime, answered: false };
+        let request = ClaimRequest::new(id, fingerprint, token);
+        let reply = bounded(&mut self.store.claim(request), self.rules.store_timeout).await;
+        unanswered.answered = reply.is_ok();
+        reply
+    }
+
+    /// Waits until nothing that this engine started is running, at most for `timeout`. Returns how
+    /// many executions were left.
+    pub(crate) async fn drain(&self, timeout: Duration) -> usize {
+        self.running.drained(timeout).await
+    }
+}
+
+impl<V> Clone for Engine<V> {
+    fn clone(&self) -> Self {
+        Self {
+            store: Arc::clone(&self.store),
+            rules: self.rules,
+            running: self.running.clone(),
+            waiters: self.waiters.clone(),
+        }
+    }
+}
+
+impl<V> fmt::Debug for Engine<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("rules", &self.rules).finish_non_exhaustive()
+    }
+}
+
+/// A claim on its way to the store. Dropped without an answer (the caller left, the store failed
+/// or took too long) it may have been written all the same, so it is taken back.
+struct Unanswered<'a, V: 'static> {
+    engine: &'a Engine<V>,
+    id: OperationId,
+    token: Token,
+    runtime: Option<&'a Runtime>,
+    answered: bool,
+}
+
+impl<V: 'static> Drop for Unanswered<'_, V> {
+    fn drop(&mut self) {
+        if self.answered {
+            return;
+        }
+        let mut withdrawal = self.engine.store.withdraw(self.id, self.token);
+        let mut context = Context::from_waker(Waker::noop());
+        if let (Poll::Pending, Some(runtime)) =
+            (Pin::new(&mut withdrawal).poll(&mut context), self.runtime)
+        {
+            let limit = self.engine.rules.store_timeout;
+            // If this fails too, the store's lease ends the claim.
+            runtime.spawn(async move { bounded(&mut withdrawal, limit).await });
+        }
+    }
+}
+
+/// Waits for a store's answer, at most for `limit`. An answer that is there at once costs no timer.
+/// Without a tokio runtime there is no timer, and so no limit.
+pub(crate) async fn bounded<T>(
+    answer: &mut StoreFuture<T>,
+    limit: Duration,
+) -> Result<T, StoreError> {
+    if let Poll::Ready(answer) = at_once(answer).await {
+        return answer;
+    }
+    if Runtime::try_current().is_err() {
+        return answer.await;
+    }
+    match tokio::time::timeout(limit, answer).await {
+        Ok(answer) => answer,
+        Err(_elapsed) => Err(StoreError::timed_out()),
+    }
+}
+
+/// Polls `future` once and says whether it was ready.
+pub(crate) async fn at_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    poll_fn(|context| Poll::Ready(Pin::new(&mut *future).poll(context))).await
+}

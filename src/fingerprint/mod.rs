@@ -1,0 +1,187 @@
+//! Is it the same request? In: a request's head, its body as it arrives, its trailers; out: a
+//! versioned [`Fingerprint`]. Next, the operation is claimed with it.
+
+use std::fmt;
+
+use http::{
+    HeaderMap, HeaderName, Uri,
+    header::{CONTENT_ENCODING, CONTENT_TYPE},
+    request::Parts,
+};
+
+use crate::digest::{Digest, Framed};
+
+mod json;
+
+/// What a request asks for, as two SHA-256 digests: of its exact bytes, and of its meaning.
+///
+/// Both cover the method, the original path and query, every `Content-Type` and
+/// `Content-Encoding` line, the chosen headers, the body and the trailers, each behind its length
+/// or in front of it, and a version. They differ only where a JSON body was understood: then the
+/// meaning covers its value instead of its bytes.
+///
+/// Two fingerprints are equal if their meanings are. The exact digest is there to recognise
+/// identical bytes without parsing them again.
+#[derive(Clone, Copy)]
+pub struct Fingerprint {
+    exact: Digest,
+    meaning: Digest,
+}
+
+impl Fingerprint {
+    /// A fingerprint of `fields`, for a caller that has no HTTP request. Every field counts, with
+    /// its length and in its place.
+    #[must_use]
+    pub fn of<F: AsRef<[u8]>>(fields: impl IntoIterator<Item = F>) -> Self {
+        let mut framed = Framed::new("tower-idempotency fields 1");
+        for field in fields {
+            framed.field(field.as_ref());
+        }
+        let digest = framed.finish();
+        Self { exact: digest, meaning: digest }
+    }
+
+    /// A fingerprint that was kept as bytes.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; 64]) -> Self {
+        let (mut exact, mut meaning) = ([0; 32], [0; 32]);
+        exact.copy_from_slice(&bytes[..32]);
+        meaning.copy_from_slice(&bytes[32..]);
+        Self { exact, meaning }
+    }
+
+    /// The fingerprint as bytes, for a store to keep.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        bytes[..32].copy_from_slice(&self.exact);
+        bytes[32..].copy_from_slice(&self.meaning);
+        bytes
+    }
+}
+
+impl PartialEq for Fingerprint {
+    fn eq(&self, other: &Self) -> bool {
+        self.meaning == other.meaning
+    }
+}
+
+impl Eq for Fingerprint {}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The digest of a short body can be guessed from, so it does not belong in a log.
+        f.write_str("Fingerprint(..)")
+    }
+}
+
+/// Makes a fingerprint while the body arrives.
+pub(crate) struct Fingerprinter {
+    /// The digest of the head: where the body's bytes and the body's meaning part ways.
+    head: Framed,
+    exact: Framed,
+    body_length: usize,
+    is_json: bool,
+}
+
+impl Fingerprinter {
+    /// Takes in the head. `chosen` are the headers that count besides the content's own.
+    pub(crate) fn new(parts: &Parts, chosen: &[HeaderName]) -> Self {
+        let uri = original_uri(parts);
+        let mut head = Framed::new("tower-idempotency request 1");
+        head.field(parts.method.as_str().as_bytes());
+        head.field(uri.path().as_bytes());
+        // "No query" and "an empty query" are two requests.
+        head.number(usize::from(uri.query().is_some()));
+        head.field(uri.query().unwrap_or_default().as_bytes());
+        for name in [CONTENT_TYPE, CONTENT_ENCODING].iter().chain(chosen) {
+            head.field(name.as_str().as_bytes());
+            let lines = parts.headers.get_all(name);
+            head.number(lines.iter().count());
+            for line in lines {
+                head.field(line.as_bytes());
+            }
+        }
+        let mut exact = head.clone();
+        exact.field(b"bytes");
+        Self { head, exact, body_length: 0, is_json: is_json(&parts.headers) }
+    }
+
+    /// Takes in the next bytes of the body.
+    pub(crate) fn data(&mut self, chunk: &[u8]) {
+        self.exact.unframed(chunk);
+        self.body_length += chunk.len();
+    }
+
+    /// The fingerprint. `body` is all that [`data`](Self::data) was given; `known` is what the
+    /// store has under the same id: if the bytes are the same, so is their meaning, and nothing
+    /// is parsed.
+    pub(crate) fn finish(
+        mut self,
+        body: &[u8],
+        trailers: Option<&HeaderMap>,
+        known: Option<Fingerprint>,
+    ) -> Fingerprint {
+        let trailers_length = write_trailers(&mut self.exact, trailers);
+        // A stream's length is known at its end. Two numbers of fixed width there divide what came
+        // before into head, body and trailers, in one way only.
+        self.exact.number(self.body_length);
+        self.exact.number(trailers_length);
+        let exact = self.exact.finish();
+        if let Some(known) = known
+            && known.exact == exact
+        {
+            return known;
+        }
+        let meaning = match self.is_json.then(|| json::digest(body)).flatten() {
+            None => exact,
+            Some(value) => {
+                let mut meaning = self.head;
+                meaning.field(b"json");
+                meaning.field(&value);
+                write_trailers(&mut meaning, trailers);
+                meaning.finish()
+            }
+        };
+        Fingerprint { exact, meaning }
+    }
+}
+
+/// Writes the trailers, and returns how many bytes that took.
+fn write_trailers(framed: &mut Framed, trailers: Option<&HeaderMap>) -> usize {
+    let mut written = 0;
+    for (name, value) in trailers.into_iter().flatten() {
+        framed.field(name.as_str().as_bytes());
+        framed.field(value.as_bytes());
+        written += 16 + name.as_str().len() + value.len();
+    }
+    written
+}
+
+/// The URI as the client sent it: a nested axum router shows its routes a shortened one.
+fn original_uri(parts: &Parts) -> &Uri {
+    #[cfg(feature = "axum")]
+    if let Some(::axum::extract::OriginalUri(uri)) = parts.extensions.get() {
+        return uri;
+    }
+    &parts.uri
+}
+
+/// `application/json` or `…+json`, said once, and not encoded.
+fn is_json(headers: &HeaderMap) -> bool {
+    let mut lines = headers.get_all(CONTENT_TYPE).iter();
+    let (Some(line), None) = (lines.next(), lines.next()) else { return false };
+    if headers.contains_key(CONTENT_ENCODING) {
+        return false;
+    }
+    let line = line.as_bytes();
+    let essence = line.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+    let ends_with = |suffix: &[u8]| {
+        essence.len() > suffix.len()
+            && essence[essence.len() - suffix.len()..].eq_ignore_ascii_case(suffix)
+    };
+    essence.eq_ignore_ascii_case(b"application/json") || ends_with(b"+json")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+//! A response that is delivered as it comes. In: a body of unknown length, or one too large to
+//! keep; out: its frames, and its claim settled before the last of them, even if the caller leaves
+//! midway.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue};
+use http_body::{Body, Frame, SizeHint};
+
+use crate::{
+    capture::Executing,
+    engine::{
+        Settlement,
+        execute::{Leave, Panic, catch_poll},
+    },
+    outcome::{Answered, Verdict},
+    replay::StoredResponse,
+};
+
+/// A body on its way to the caller, and the claim that it still holds.
+pub(crate) struct Follow<B: Body> {
+    body: Pin<Box<B>>,
+    /// There until the end of the body is known.
+    executing: Option<Executing>,
+    answered: Answered,
+    location: Option<HeaderValue>,
+    leave: Option<Leave>,
+    /// How many bytes the receiver takes for all, where it has been told.
+    declared: Option<u64>,
+    delivered: u64,
+    /// There while the claim is being settled.
+    settling: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// The data that makes the response look complete, kept back until the claim is settled.
+    last_data: Option<Bytes>,
+    /// What comes after the data, kept back likewise.
+    end: Option<End<B::Error>>,
+}
+
+impl<B: Body> Follow<B> {
+    fn is_settled(&self) -> bool {
+        self.executing.is_none() && self.settling.is_none()
+    }
+
+    /// Is there nothing more to come, the end of the claim included?
+    fn is_over(&self) -> bool {
+        self.is_settled() && self.last_data.is_none() && self.end.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let kept_back = self.last_data.as_ref().map_or(0, Bytes::len) as u64;
+        let rest = self.body.size_hint();
+        let mut hint = SizeHint::new();
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(upper.saturating_add(kept_back));
+        }
+        hint.set_lower(rest.lower().saturating_add(kept_back));
+        hint
+    }
+}
+
+/// How a body ends, other than by just ending.
+enum End<E> {
+    Trailers(HeaderMap),
+    Error(E),
+    Panic(Panic),
+}
+
+impl<B> Follow<B>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Send,
+{
+    pub(crate) fn new(
+        body: Pin<Box<B>>,
+        executing: Executing,
+        answered: Answered,
+        location: Option<HeaderValue>,
+        declared: Option<u64>,
+    ) -> Self {
+        Self {
+            body,
+            leave: executing.claim.leave(),
+            executing: Some(executing),
+            answered,
+            location,
+            declared,
+            delivered: 0,
+            settling: None,
+            last_data: None,
+            end: None,
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        loop {
+            if let Some(settling) = &mut self.settling {
+                ready!(settling.as_mut().poll(context));
+                self.settling = None;
+            }
+            if self.executing.is_none() {
+                return Poll::Ready(self.take_kept_back());
+            }
+            match ready!(catch_poll(|| self.body.as_mut().poll_frame(context))) {
+                Ok(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => {
+                        if let Some(data) = self.pass(data) {
+                            return Poll::Ready(Some(Ok(Frame::data(data))));
+                        }
+                    }
+                    Err(frame) => match frame.into_trailers() {
+                        Ok(trailers) => {
+                            self.ended(Some(&trailers));
+                            self.end = Some(End::Trailers(trailers));
+                        }
+                        // A kind of frame that is not known yet: not ours to judge.
+                        Err(frame) => return Poll::Ready(Some(Ok(frame))),
+                    },
+                },
+                Ok(None) => self.ended(None),
+                Ok(Some(Err(error))) => {
+                    self.broke();
+                    self.end = Some(End::Error(error));
+                }
+                Err(panic) => {
+                    self.broke();
+                    self.end = Some(End::Panic(panic));
+                }
+            }
+        }
+    }
+
+    /// The data to pass on now. What would make the response look complete is kept back.
+    fn pass(&mut self, data: Bytes) -> Option<Bytes> {
+        self.delivered += data.len() as u64;
+        if self.declared.is_some_and(|declared| self.delivered >= declared) {
+            return self.last_data.replace(data);
+        }
+        Some(data)
+    }
+
+    fn take_kept_back(&mut self) -> Option<Result<Frame<Bytes>, B::Error>> {
+        if let Some(data) = self.last_data.take() {
+            return Some(Ok(Frame::data(data)));
+        }
+        match self.end.take()? {
+            End::Trailers(trailers) => Some(Ok(Frame::trailers(trailers))),
+            End::Error(error) => Some(Err(error)),
+            End::Panic(panic) => panic.resume(),
+        }
+    }
+
+    /// The body is all there: its claim ends as the answer means.
+    fn ended(&mut self, trailers: Option<&HeaderMap>) {
+        if let Some(executing) = self.executing.take() {
+            let settlement = match executing.verdict(&self.answered, trailers) {
+                Verdict::Record => {
+                    Settlement::Record(StoredResponse::tombstone(self.location.take()))
+                }
+                Verdict::Release => Settlement::Release,
+                Verdict::Hold => Settlement::Hold,
+            };
+            self.settling = Some(Box::pin(executing.settle(settlement)));
+        }
+    }
+
+    /// The body broke: a failure, whatever its head said.
+    fn broke(&mut self) {
+        if let Some(executing) = self.executing.take() {
+            self.settling = Some(Box::pin(executing.fail()));
+        }
+    }
+}
+
+/// A [`Follow`] that goes on without its caller: dropped midway, it is driven to its end.
+pub(crate) struct Followed<B: Body> {
+    follow: Option<Box<Follow<B>>>,
+    /// [`poll_follow`] and [`hand_over`], which know bounds that a body type cannot name.
+    poll: PollFollow<B>,
+    hand_over: fn(Box<Follow<B>>),
+}
+
+type PollFollow<B> =
+    fn(&mut Follow<B>, &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, <B as Body>::Error>>>;
+
+impl<B> Followed<B>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Send,
+{
+    pub(crate) fn new(follow: Follow<B>) -> Self {
+        Self { follow: Some(Box::new(follow)), poll: Follow::poll, hand_over }
+    }
+}
+
+impl<B: Body> Followed<B> {
+    pub(crate) fn poll_frame(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        // Out of its place while it is polled: if the poll panics, nothing is handed over.
+        let Some(mut follow) = self.follow.take() else { return Poll::Ready(None) };
+        let frame = (self.poll)(&mut follow, context);
+        if !matches!(frame, Poll::Ready(None)) {
+            self.follow = Some(follow);
+        }
+        frame
+    }
+
+    pub(crate) fn is_end_stream(&self) -> bool {
+        self.follow.as_ref().is_none_or(|follow| follow.is_over())
+    }
+
+    pub(crate) fn size_hint(&self) -> SizeHint {
+        self.follow.as_ref().map_or_else(|| SizeHint::with_exact(0), |follow| follow.size_hint())
+    }
+}
+
+impl<B: Body> Drop for Followed<B> {
+    fn drop(&mut self) {
+        if let Some(follow) = self.follow.take() {
+            (self.hand_over)(follow);
+        }
+    }
+}
+
+/// Drives a body that nobody receives to its end, so that its claim ends as it would have.
+fn hand_over<B>(mut follow: Box<Follow<B>>)
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Send,
+{
+    if let (Some(leave), false) = (follow.leave.take(), follow.is_settled()) {
+        leave.finish(
+            async move { while poll_fn(|context| follow.poll(context)).await.is_some() {} },
+        );
+    }
+}

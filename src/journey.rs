@@ -1,0 +1,234 @@
+//! The journey of a keyed request, step by step. In: the request and its key; out: the answer.
+//!
+//! ```text
+//! scope ─▶ length ─▶ lookup, guard ─▶ body ─▶ CLAIM ─▶ permit ─▶ readiness ─▶ inner ─▶ capture
+//! ```
+//!
+//! What a drop leaves behind, await by await: until the claim, nothing; a claim that is being
+//! written is taken back; from the claim to the call of the inner service it is released; from
+//! there on the execution goes on without its caller.
+
+use std::{future::poll_fn, sync::Arc};
+
+use bytes::Bytes;
+use http::{Request, Response, request::Parts};
+use http_body::Body;
+use tokio::runtime::Handle as Runtime;
+use tower::ServiceExt as _;
+use tower_service::Service;
+
+use crate::{
+    BoxError,
+    body::{RequestBody, ResponseBody},
+    capture::{Executing, capture},
+    disposition::Disposition,
+    engine::{
+        Decision, OwnedClaim,
+        execute::{HandOver, catch},
+    },
+    fingerprint::{Fingerprint, Fingerprinter},
+    guard::{PermitSlot, SlotEnd},
+    handle::Handle,
+    intake::{self, Intake},
+    key::IdempotencyKey,
+    layer::Config,
+    operation::OperationId,
+    refusal::Refusal,
+    replay::StoredResponse,
+};
+
+/// A keyed request of a guarded method, on its way.
+pub(crate) struct Journey<S, B> {
+    pub(crate) config: Arc<Config>,
+    pub(crate) inner: S,
+    pub(crate) runtime: Option<Runtime>,
+    pub(crate) key: IdempotencyKey,
+    pub(crate) request: Request<B>,
+}
+
+/// Takes the request through all its steps.
+pub(crate) async fn journey<S, B, R>(
+    journey: Journey<S, B>,
+) -> Result<Response<ResponseBody<R>>, S::Error>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send + 'static,
+{
+    let Journey { config, inner, runtime, key, request } = journey;
+    let (parts, body) = request.into_parts();
+    let refuse = |refusal: Refusal| {
+        config.dispositions.count(refusal.disposition());
+        Ok(refusal.into_response())
+    };
+
+    // Whose key is it?
+    let Some(scope) = (config.scope)(&parts) else { return refuse(Refusal::no_scope()) };
+    let id = OperationId::new(&scope, key.as_str());
+    drop(scope);
+    if Inside::has(&parts, id) {
+        // An outer copy of this layer guards the operation already.
+        let request = Request::from_parts(parts, RequestBody::untouched(body));
+        return inner.oneshot(request).await.map(|response| response.map(ResponseBody::inner));
+    }
+
+    // Is it worth reading?
+    if intake::declares_more_than(config.request_limits.bytes, &body, &parts.headers) {
+        return refuse(Refusal::body_too_large());
+    }
+    let known = match known(&config, &parts, id).await {
+        Ok(known) => known,
+        Err(refusal) => return refuse(refusal),
+    };
+
+    // Read it, holding nothing.
+    let fingerprinter = Fingerprinter::new(&parts, &config.fingerprint_headers);
+    let limits = &config.request_limits;
+    let Intake { body, trailers, fingerprint } =
+        match intake::read(body, fingerprinter, limits, runtime.is_some(), known).await {
+            Ok(intake) => intake,
+            Err(refusal) => return refuse(refusal),
+        };
+
+    // The one step that decides.
+    let claim = match config.engine.claim(id, fingerprint, runtime.as_ref()).await {
+        Ok(Decision::Mine(claim)) => claim,
+        Ok(Decision::Recorded { value, waited }) => return replay(&config, &value, waited),
+        Ok(Decision::Conflict) => return refuse(Refusal::conflict()),
+        Ok(Decision::Held) => return refuse(Refusal::outcome_unknown()),
+        Ok(Decision::InFlight) => return refuse(Refusal::in_progress()),
+        Ok(Decision::Full { room_in }) => return refuse(Refusal::capacity(room_in)),
+        Err(_) => return refuse(Refusal::store_unavailable()),
+    };
+
+    // From here to the call, a return or a drop releases the claim.
+    let slot = match &config.guard {
+        None => None,
+        Some(guard) => match guard.enter(&parts) {
+            Some(slot) => Some(slot),
+            None => {
+                release(claim).await;
+                return refuse(Refusal::ceiling());
+            }
+        },
+    };
+    let slot = slot.map(SlotEnd);
+    let mut inner = inner;
+    if let Err(error) = poll_fn(|context| inner.poll_ready(context)).await {
+        drop(slot);
+        release(claim).await;
+        return Err(error);
+    }
+
+    // The call, and all that follows from it: not to be undone because the caller leaves.
+    let request = Request::from_parts(parts, RequestBody::read(body, trailers));
+    let leave = claim.leave();
+    HandOver::new(execute(config, inner, request, key, claim, slot), leave).await
+}
+
+/// What is already under this id. Advisory, and asked only where it saves work or a guard needs it.
+///
+/// New work that the guard has no room for is refused here, with its body unread.
+async fn known(
+    config: &Config,
+    parts: &Parts,
+    id: OperationId,
+) -> Result<Option<Fingerprint>, Refusal> {
+    let lookup = async || config.engine.lookup(id).await.map_err(|_| Refusal::store_unavailable());
+    if config.guard.is_none() && !config.engine.store.lookup_is_cheap() {
+        return Ok(None);
+    }
+    let known = lookup().await?;
+    match &config.guard {
+        Some(guard) if known.is_none() && !guard.has_room(parts) => {
+            // The guard may be full because this very operation has just begun.
+            lookup().await?.map(Some).ok_or_else(Refusal::ceiling)
+        }
+        _ => Ok(known),
+    }
+}
+
+/// Answers from a record.
+fn replay<R: Body, E>(
+    config: &Config,
+    value: &StoredResponse,
+    waited: bool,
+) -> Result<Response<ResponseBody<R>>, E> {
+    let (response, disposition) = match value.replay() {
+        Ok(response) if waited => (response, Disposition::Waited),
+        Ok(response) => (response, Disposition::Replayed),
+        Err(refusal) => {
+            let disposition = refusal.disposition();
+            (refusal.into_response(), disposition)
+        }
+    };
+    config.dispositions.count(disposition);
+    Ok(response)
+}
+
+/// Ends a claim whose work has not begun. If the store does not confirm it, its lease ends it.
+async fn release(claim: OwnedClaim<StoredResponse>) {
+    let _unconfirmed = claim.settle(crate::engine::Settlement::Release).await;
+}
+
+/// Calls the inner service, which is ready, and settles the claim by what comes of it.
+async fn execute<S, B, R>(
+    config: Arc<Config>,
+    mut inner: S,
+    mut request: Request<RequestBody<B>>,
+    key: IdempotencyKey,
+    mut claim: OwnedClaim<StoredResponse>,
+    slot: Option<SlotEnd>,
+) -> Result<Response<ResponseBody<R>>, S::Error>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>>,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    let extensions = request.extensions_mut();
+    Inside::add(extensions, claim.progress().id());
+    extensions.insert(Handle::new(claim.progress(), slot.as_ref().map(|end| &end.0)));
+    extensions.insert(key);
+    match &slot {
+        Some(end) => extensions.insert(end.0.clone()),
+        // The outer request's slot, if this one is part of a batch, is not for this work.
+        None => extensions.remove::<PermitSlot>(),
+    };
+    claim.extend(extensions);
+    claim.begin();
+    let executing = Executing { claim, execution: config.dispositions.execution() };
+
+    let answer = catch(async { inner.call(request).await }).await;
+    // A permit that nobody took goes back before anybody who waits can ask for it.
+    drop(slot);
+    match answer {
+        Ok(Ok(response)) => Ok(capture(response, executing, config.response_limit).await),
+        Ok(Err(error)) => {
+            executing.fail().await;
+            Err(error)
+        }
+        Err(panic) => {
+            executing.fail().await;
+            panic.resume()
+        }
+    }
+}
+
+/// Marks a request as inside this layer, for the operations that are guarded already. Another key
+/// or scope further in is guarded as usual.
+#[derive(Clone)]
+struct Inside(Vec<OperationId>);
+
+impl Inside {
+    fn has(parts: &Parts, id: OperationId) -> bool {
+        parts.extensions.get::<Self>().is_some_and(|inside| inside.0.contains(&id))
+    }
+
+    fn add(extensions: &mut http::Extensions, id: OperationId) {
+        extensions.get_or_insert_with(|| Self(Vec::with_capacity(1))).0.push(id);
+    }
+}

@@ -1,0 +1,155 @@
+//! Comes in: the request's headers. Goes out: the decoded key, no key, or why it is refused.
+//! Next: the scope and the key become the operation id; a refusal is answered with 400.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use sfv::visitor::{Ignored, ParameterVisitor, parameter_visitor_with};
+use sfv::{BareItemFromInput, Parser, StringRef};
+
+#[cfg(test)]
+mod tests;
+
+/// The longest key, in decoded bytes.
+const MAX_KEY: usize = 255;
+
+/// The longest field value worth parsing. A key of 255 escaped characters needs 512 bytes; the rest is room for
+/// parameters, which are ignored.
+const MAX_RAW: usize = 4096;
+
+/// The client's token for one logical operation: 1 to 255 bytes of printable ASCII.
+///
+/// The quoted and the bare spelling (`"abc"` and `abc`) decode to the same key. `Debug` does not print it, since
+/// who knows a key can ask for the answer recorded under it.
+#[derive(Clone)]
+pub struct IdempotencyKey(Text);
+
+#[derive(Clone)]
+enum Text {
+    /// The key stands in the field value as it is. The clone shares the field's memory, so it also keeps the request's
+    /// header block alive; a key lives no longer than its request.
+    Part(HeaderValue, Range<usize>),
+    /// A quoted key with escapes.
+    Decoded(Arc<str>),
+}
+
+impl IdempotencyKey {
+    /// The decoded key.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        match &self.0 {
+            // `read` has seen every byte: an empty answer would make all keys one, so it must not be the fallback.
+            Text::Part(value, range) => std::str::from_utf8(&value.as_bytes()[range.clone()])
+                .unwrap_or_else(|_| unreachable!("a key is ASCII")),
+            Text::Decoded(key) => key,
+        }
+    }
+}
+
+impl fmt::Debug for IdempotencyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("IdempotencyKey(<redacted>)")
+    }
+}
+
+/// Why a key is refused, in words for the client. Never repeats what the client sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InvalidKey {
+    pub(crate) reason: &'static str,
+}
+
+impl InvalidKey {
+    const fn new(reason: &'static str) -> Self {
+        Self { reason }
+    }
+}
+
+const REPEATED: InvalidKey = InvalidKey::new("the key header is sent more than once");
+const EMPTY: InvalidKey = InvalidKey::new("the key is empty");
+const TOO_LONG: InvalidKey = InvalidKey::new("the key is longer than 255 bytes");
+const NOT_QUOTED: InvalidKey = InvalidKey::new("the key has to stand in double quotes");
+const BAD_BARE: InvalidKey = InvalidKey::new(
+    "a key without quotes holds visible ASCII characters only, without quotes, commas and backslashes",
+);
+const BAD_QUOTED: InvalidKey =
+    InvalidKey::new("the quoted key is not a structured-field string of printable ASCII");
+
+/// Reads the key from the field `name`; `quoted_only` refuses the bare form.
+pub(crate) fn read(
+    headers: &HeaderMap,
+    name: &HeaderName,
+    quoted_only: bool,
+) -> Result<Option<IdempotencyKey>, InvalidKey> {
+    let mut lines = headers.get_all(name).iter();
+    let Some(value) = lines.next() else {
+        return Ok(None);
+    };
+    // Even equal lines: a proxy that joins or drops one would turn the retry into another key.
+    if lines.next().is_some() {
+        return Err(REPEATED);
+    }
+    let raw = value.as_bytes();
+    if raw.len() > MAX_RAW {
+        return Err(TOO_LONG);
+    }
+    let start = raw.iter().take_while(|byte| is_blank(**byte)).count();
+    let blanks_after = raw[start..].iter().rev().take_while(|byte| is_blank(**byte)).count();
+    let field = &raw[start..raw.len() - blanks_after];
+
+    let text = match field.first() {
+        None => return Err(EMPTY),
+        Some(b'"') => match quoted(field)? {
+            // Without escapes the key follows its opening quote.
+            Cow::Borrowed(key) => {
+                let start = start + 1;
+                Text::Part(value.clone(), start..start + key.as_str().len())
+            }
+            Cow::Owned(key) => Text::Decoded(Arc::from(key.as_str())),
+        },
+        Some(_) if quoted_only => return Err(NOT_QUOTED),
+        Some(_) => {
+            if !field.iter().all(|byte| is_bare(*byte)) {
+                return Err(BAD_BARE);
+            }
+            check_length(field.len())?;
+            Text::Part(value.clone(), start..start + field.len())
+        }
+    };
+    Ok(Some(IdempotencyKey(text)))
+}
+
+fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t')
+}
+
+/// A comma could be two lines that a proxy has joined; a quote or backslash is a broken quoted key.
+fn is_bare(byte: u8) -> bool {
+    matches!(byte, 0x21..=0x7E) && !matches!(byte, b'"' | b',' | b'\\')
+}
+
+fn check_length(len: usize) -> Result<(), InvalidKey> {
+    match len {
+        0 => Err(EMPTY),
+        1..=MAX_KEY => Ok(()),
+        _ => Err(TOO_LONG),
+    }
+}
+
+fn quoted(field: &[u8]) -> Result<Cow<'_, StringRef>, InvalidKey> {
+    let key = Parser::new(field).parse_item_with_visitor(only_string).map_err(|_| BAD_QUOTED)?;
+    check_length(key.as_str().len())?;
+    Ok(key)
+}
+
+/// Takes the item's string; its parameters are checked by the parser and dropped.
+fn only_string(
+    item: BareItemFromInput<'_>,
+) -> Result<impl ParameterVisitor<'_, Out = Cow<'_, StringRef>>, fmt::Error> {
+    match item {
+        BareItemFromInput::String(key) => Ok(parameter_visitor_with(Ignored, move |()| Ok(key))),
+        _ => Err(fmt::Error),
+    }
+}

@@ -1,0 +1,432 @@
+//! Every answer that the layer gives by itself. In: why; out: an `application/problem+json`
+//! response (RFC 9457) that a person, a program and the common SDKs understand.
+
+use std::{fmt, time::Duration};
+
+use bytes::Bytes;
+use http::{
+    HeaderName, HeaderValue, Response, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_TYPE, LOCATION, RETRY_AFTER},
+};
+use http_body::Body;
+
+use crate::{body::ResponseBody, disposition::Disposition, key::InvalidKey};
+
+/// A request that the layer answered itself, with the inner service not called.
+///
+/// It is in the extensions of its response, for outer layers to log or rewrite. It holds no key,
+/// no credential and nothing of anybody's request or response but a tombstone's `Location`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    reason: Reason,
+    detail: &'static str,
+    retry_after: Option<u64>,
+    location: Option<HeaderValue>,
+}
+
+/// What a client may do after a refusal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Retry {
+    /// Send the same request with the same key again.
+    SameKey,
+    /// Correct the request and send it with a new key.
+    NewKey,
+    /// Do not send it again.
+    Never,
+}
+
+impl Retry {
+    /// The value of the member `retry`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SameKey => "same-key",
+            Self::NewKey => "new-key",
+            Self::Never => "never",
+        }
+    }
+}
+
+/// One line of the table of refusals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reason {
+    KeyMissing,
+    KeyInvalid,
+    NoScope,
+    TooLarge,
+    Unreadable,
+    TooSlow,
+    Conflict,
+    InProgress,
+    NotReplayable,
+    OutcomeUnknown,
+    Ceiling,
+    Capacity,
+    StoreUnavailable,
+}
+
+struct Row {
+    status: StatusCode,
+    code: &'static str,
+    title: &'static str,
+    retry: Retry,
+    disposition: Disposition,
+}
+
+impl Reason {
+    const fn row(self) -> Row {
+        const fn row(
+            status: StatusCode,
+            code: &'static str,
+            title: &'static str,
+            retry: Retry,
+            disposition: Disposition,
+        ) -> Row {
+            Row { status, code, title, retry, disposition }
+        }
+        use Retry::{Never, NewKey, SameKey};
+        use StatusCode as S;
+        match self {
+            Self::KeyMissing => row(
+                S::BAD_REQUEST,
+                "idempotency_key_missing",
+                "Idempotency key missing",
+                NewKey,
+                Disposition::RejectedKey,
+            ),
+            Self::KeyInvalid => row(
+                S::BAD_REQUEST,
+                "idempotency_key_invalid",
+                "Idempotency key invalid",
+                NewKey,
+                Disposition::RejectedKey,
+            ),
+            Self::NoScope => row(
+                S::FORBIDDEN,
+                "idempotency_scope_unavailable",
+                "No scope for the idempotency key",
+                Never,
+                Disposition::RejectedScope,
+            ),
+            Self::TooLarge => row(
+                S::PAYLOAD_TOO_LARGE,
+                "idempotency_body_too_large",
+                "Request body too large",
+                Never,
+                Disposition::TooLarge,
+            ),
+            Self::Unreadable => row(
+                S::BAD_REQUEST,
+                "idempotency_body_unreadable",
+                "Request body unreadable",
+                SameKey,
+                Disposition::Unreadable,
+            ),
+            Self::TooSlow => row(
+                S::REQUEST_TIMEOUT,
+                "idempotency_body_unreadable",
+                "Request body too slow",
+                SameKey,
+                Disposition::Unreadable,
+            ),
+            Self::Conflict => row(
+                S::CONFLICT,
+                "idempotency_conflict",
+                "Idempotency key used for another request",
+                NewKey,
+                Disposition::Conflict,
+            ),
+            Self::InProgress => row(
+                S::CONFLICT,
+                "idempotency_in_progress",
+                "First request still in progress",
+                SameKey,
+                Disposition::InProgress,
+            ),
+            Self::NotReplayable => row(
+                S::CONFLICT,
+                "idempotency_not_replayable",
+                "Done, but the response was not kept",
+                Never,
+                Disposition::NotReplayable,
+            ),
+            Self::OutcomeUnknown => row(
+                S::CONFLICT,
+                "idempotency_outcome_unknown",
+                "Outcome of the first request unknown",
+                Never,
+                Disposition::OutcomeUnknown,
+            ),
+            Self::Ceiling => row(
+                S::TOO_MANY_REQUESTS,
+                "concurrency_limit",
+                "Too much work in progress",
+                SameKey,
+                Disposition::Ceiling,
+            ),
+            Self::Capacity => row(
+                S::SERVICE_UNAVAILABLE,
+                "idempotency_capacity",
+                "No room for another idempotency key",
+                SameKey,
+                Disposition::Capacity,
+            ),
+            Self::StoreUnavailable => row(
+                S::SERVICE_UNAVAILABLE,
+                "idempotency_store_unavailable",
+                "Idempotency store unavailable",
+                SameKey,
+                Disposition::StoreUnavailable,
+            ),
+        }
+    }
+}
+
+/// The shortest and the longest wait that a capacity refusal asks for, in seconds.
+const SHORTEST_WAIT: u64 = 1;
+const LONGEST_WAIT: u64 = 60;
+
+impl Refusal {
+    const fn new(reason: Reason, detail: &'static str) -> Self {
+        Self { reason, detail, retry_after: None, location: None }
+    }
+
+    fn retry_after(self, seconds: u64) -> Self {
+        Self { retry_after: Some(seconds), ..self }
+    }
+
+    pub(crate) fn key_missing() -> Self {
+        Self::new(Reason::KeyMissing, "This request needs an Idempotency-Key header.")
+    }
+
+    pub(crate) fn key_invalid(invalid: InvalidKey) -> Self {
+        Self::new(Reason::KeyInvalid, invalid.reason)
+    }
+
+    pub(crate) fn no_scope() -> Self {
+        Self::new(Reason::NoScope, "A request with an idempotency key has to say whose it is.")
+    }
+
+    pub(crate) fn body_too_large() -> Self {
+        Self::new(
+            Reason::TooLarge,
+            "With an idempotency key the request body is read before anything is done, and this \
+             one is over the limit. Nothing was done.",
+        )
+    }
+
+    pub(crate) fn body_unreadable() -> Self {
+        Self::new(Reason::Unreadable, "The request body broke off. Nothing was done.")
+    }
+
+    pub(crate) fn body_too_slow() -> Self {
+        Self::new(Reason::TooSlow, "The request body took too long to arrive. Nothing was done.")
+    }
+
+    pub(crate) fn conflict() -> Self {
+        Self::new(
+            Reason::Conflict,
+            "This idempotency key was used for another request. A key is for one request and its \
+             retries.",
+        )
+    }
+
+    pub(crate) fn in_progress() -> Self {
+        Self::new(
+            Reason::InProgress,
+            "The first request with this idempotency key is still being worked on. Its answer \
+             will be given to a later retry.",
+        )
+        .retry_after(SHORTEST_WAIT)
+    }
+
+    pub(crate) fn not_replayable(location: Option<HeaderValue>) -> Self {
+        let refusal = Self::new(
+            Reason::NotReplayable,
+            "The first request with this idempotency key was done, but its response could not be \
+             kept. It was not done again.",
+        );
+        Self { location, ..refusal }
+    }
+
+    pub(crate) fn outcome_unknown() -> Self {
+        Self::new(
+            Reason::OutcomeUnknown,
+            "The first request with this idempotency key ended without a known outcome. It may \
+             have been done, so it was not done again.",
+        )
+    }
+
+    pub(crate) fn ceiling() -> Self {
+        Self::new(Reason::Ceiling, "No new work is taken on right now. Nothing was done.")
+            .retry_after(SHORTEST_WAIT)
+    }
+
+    pub(crate) fn capacity(room_in: Option<Duration>) -> Self {
+        // Rounded up: a client that comes back too early is refused again.
+        let seconds = room_in.map_or(0, |wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
+        Self::new(
+            Reason::Capacity,
+            "No further idempotency key can be kept right now. Nothing was done.",
+        )
+        .retry_after(seconds.clamp(SHORTEST_WAIT, LONGEST_WAIT))
+    }
+
+    pub(crate) fn store_unavailable() -> Self {
+        Self::new(
+            Reason::StoreUnavailable,
+            "Whether this request has been done before cannot be found out right now. Nothing was \
+             done.",
+        )
+    }
+
+    /// The response's status.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.reason.row().status
+    }
+
+    /// The member `code`, such as `idempotency_conflict`: stable, for programs.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        self.reason.row().code
+    }
+
+    /// The member `title`: what happened, in a few words.
+    #[must_use]
+    pub fn title(&self) -> &'static str {
+        self.reason.row().title
+    }
+
+    /// The member `detail`: what happened and what it means, for a person.
+    #[must_use]
+    pub fn detail(&self) -> &'static str {
+        self.detail
+    }
+
+    /// The member `retry`: what a client may do now.
+    #[must_use]
+    pub fn retry(&self) -> Retry {
+        self.reason.row().retry
+    }
+
+    pub(crate) fn disposition(&self) -> Disposition {
+        self.reason.row().disposition
+    }
+
+    /// The response that the caller gets.
+    pub(crate) fn into_response<B: Body>(self) -> Response<ResponseBody<B>> {
+        let Row { status, code, title, retry, .. } = self.reason.row();
+        let detail = self.detail;
+        // Every text here is ours and needs no escapes; a test reads them all back.
+        let problem = format!(
+            "{{\"type\":\"urn:problem:tower-idempotency:{code}\",\"title\":\"{title}\",\
+             \"status\":{status},\"detail\":\"{detail}\",\"code\":\"{code}\",\
+             \"retry\":\"{retry}\",\"error\":{{\"type\":\"idempotency_error\",\
+             \"code\":\"{code}\",\"message\":\"{detail}\"}}}}",
+            status = status.as_u16(),
+            retry = retry.name(),
+        );
+        let mut response = Response::new(ResponseBody::whole(Bytes::from(problem), None));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if retry != Retry::SameKey {
+            // SDKs that would retry a 409 by themselves look for these.
+            for name in ["stripe-should-retry", "x-should-retry"] {
+                headers.insert(HeaderName::from_static(name), HeaderValue::from_static("false"));
+            }
+        }
+        if let Some(seconds) = self.retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(location) = &self.location {
+            headers.insert(LOCATION, location.clone());
+        }
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.status().as_u16(), self.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::{BodyExt, Empty};
+
+    fn all() -> Vec<Refusal> {
+        vec![
+            Refusal::key_missing(),
+            Refusal::no_scope(),
+            Refusal::body_too_large(),
+            Refusal::body_unreadable(),
+            Refusal::body_too_slow(),
+            Refusal::conflict(),
+            Refusal::in_progress(),
+            Refusal::not_replayable(Some(HeaderValue::from_static("/v1/runs/1"))),
+            Refusal::outcome_unknown(),
+            Refusal::ceiling(),
+            Refusal::capacity(None),
+            Refusal::store_unavailable(),
+        ]
+    }
+
+    #[tokio::test]
+    async fn every_refusal_is_a_problem_with_all_its_members() {
+        for refusal in all() {
+            let response = refusal.clone().into_response::<Empty<Bytes>>();
+            assert_eq!(response.status(), refusal.status());
+            assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
+            assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
+            let stop = refusal.retry() != Retry::SameKey;
+            for name in ["stripe-should-retry", "x-should-retry"] {
+                let said = response.headers().get(name).map(|value| value.as_bytes());
+                assert_eq!(said, stop.then_some(&b"false"[..]), "{refusal}");
+            }
+            assert_eq!(response.extensions().get::<Refusal>(), Some(&refusal));
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(
+                problem,
+                serde_json::json!({
+                    "type": format!("urn:problem:tower-idempotency:{}", refusal.code()),
+                    "title": refusal.title(),
+                    "status": refusal.status().as_u16(),
+                    "detail": refusal.detail(),
+                    "code": refusal.code(),
+                    "retry": refusal.retry().name(),
+                    "error": {
+                        "type": "idempotency_error",
+                        "code": refusal.code(),
+                        "message": refusal.detail(),
+                    },
+                })
+            );
+        }
+    }
+
+    #[test]
+    fn a_capacity_refusal_asks_for_the_real_wait_within_a_minute() {
+        let wait = |millis| Refusal::capacity(Some(Duration::from_millis(millis))).retry_after;
+        assert_eq!(
+            [0, 1, 1_000, 1_001, 59_500, 3_600_000].map(wait),
+            [1, 1, 1, 2, 60, 60].map(Some)
+        );
+        assert_eq!(Refusal::capacity(None).retry_after, Some(1));
+    }
+
+    #[test]
+    fn a_tombstone_keeps_its_location() {
+        let location = HeaderValue::from_static("/v1/runs/1");
+        let response =
+            Refusal::not_replayable(Some(location.clone())).into_response::<Empty<Bytes>>();
+        assert_eq!(response.headers()[LOCATION], location);
+    }
+}

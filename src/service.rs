@@ -1,0 +1,139 @@
+//! Where a request enters. In: any request; out: a future that either passes it on untouched, or
+//! takes it on its [`journey`](crate::journey).
+
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use tokio::runtime::Handle as Runtime;
+use tower_service::Service;
+
+use crate::{
+    BoxError,
+    body::{RequestBody, ResponseBody},
+    disposition::Disposition,
+    future::ResponseFuture,
+    guard::SlotEnd,
+    journey::{Journey, journey},
+    key,
+    layer::Config,
+    refusal::Refusal,
+};
+
+/// The service that [`IdempotencyLayer`](crate::IdempotencyLayer) puts around an inner one.
+///
+/// It is always ready. The inner service's readiness is awaited inside the call, on the very clone
+/// that is then called, and only by requests that will reach it: a replay never waits for a permit
+/// of the inner service, and never takes one.
+///
+/// Its error is the inner service's; everything the layer says itself is a response.
+#[derive(Clone)]
+pub struct Idempotency<S> {
+    inner: S,
+    config: Arc<Config>,
+}
+
+impl<S> Idempotency<S> {
+    pub(crate) fn new(inner: S, config: Arc<Config>) -> Self {
+        Self { inner, config }
+    }
+
+    /// The inner service.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// The inner service, mutably.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// Takes the inner service out.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for Idempotency<S>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send + 'static,
+{
+    type Response = Response<ResponseBody<R>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, B, R>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let config = &self.config;
+        if !config.methods.contains(request.method()) {
+            config.dispositions.count(Disposition::Passed);
+            return ResponseFuture::pass(self.inner.clone(), request, None);
+        }
+        match key::read(request.headers(), &config.key_header, config.key_strict) {
+            Err(invalid) => self.refuse(Refusal::key_invalid(invalid)),
+            Ok(None) if config.key_required => self.refuse(Refusal::key_missing()),
+            Ok(None) => self.unkeyed(request),
+            Ok(Some(key)) => ResponseFuture::guarded(journey(Journey {
+                config: Arc::clone(config),
+                inner: self.inner.clone(),
+                runtime: Runtime::try_current().ok(),
+                key,
+                request,
+            })),
+        }
+    }
+}
+
+impl<S> Idempotency<S> {
+    /// A request of a guarded method without a key: nothing to protect, but the guard is asked.
+    fn unkeyed<B, R>(&self, request: Request<B>) -> ResponseFuture<S, B, R>
+    where
+        S: Service<Request<RequestBody<B>>> + Clone,
+        R: Body,
+    {
+        let guard = self.config.guard.as_ref();
+        let Some(guard) = guard.filter(|guard| !guard.has_let_in(request.extensions())) else {
+            self.config.dispositions.count(Disposition::Passed);
+            return ResponseFuture::pass(self.inner.clone(), request, None);
+        };
+        let (mut parts, body) = request.into_parts();
+        let Some(slot) = guard.enter(&parts) else { return self.refuse(Refusal::ceiling()) };
+        self.config.dispositions.count(Disposition::Passed);
+        parts.extensions.insert(slot.clone());
+        let request = Request::from_parts(parts, body);
+        ResponseFuture::pass(self.inner.clone(), request, Some(SlotEnd(slot)))
+    }
+
+    /// Refuses a request with its body unread.
+    fn refuse<B, R>(&self, refusal: Refusal) -> ResponseFuture<S, B, R>
+    where
+        S: Service<Request<RequestBody<B>>>,
+        R: Body,
+    {
+        self.config.dispositions.count(refusal.disposition());
+        ResponseFuture::refused(refusal)
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for Idempotency<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Idempotency")
+            .field("inner", &self.inner)
+            .field("config", &self.config)
+            .finish()
+    }
+}
