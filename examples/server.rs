@@ -1,0 +1,427 @@
+//! A service that starts runs, with retries made safe: `cargo run --example server`.
+//!
+//! `POST /v1/runs` starts a run in the background and answers 202 with its id. A retry with the
+//! same `Idempotency-Key` gets the same 202 and id, even while the service is too busy for new
+//! runs. `GET /` says what to try.
+
+#![allow(clippy::print_stdout, reason = "a program that talks to its user")]
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    env,
+    fmt::Display,
+    net::SocketAddr,
+    process::ExitCode,
+    str::FromStr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    Json, Router,
+    body::Body,
+    extract::{Extension, Path, Request, State},
+    http::{
+        HeaderMap, HeaderName, HeaderValue, StatusCode,
+        header::{AUTHORIZATION, CONTENT_TYPE, LOCATION, WWW_AUTHENTICATE},
+    },
+    middleware::{Next, from_fn},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, signal, time::Instant};
+use tower::ServiceBuilder;
+use tower_idempotency::{
+    Ceiling, Handle, IdempotencyLayer, MemoryStore, PermitSlot, StoredResponse, scope,
+};
+
+/// The largest body that the handler reads.
+const BODY_LIMIT: usize = 1024 * 1024;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let settings = match Settings::from_env() {
+        Ok(settings) => settings,
+        Err(problem) => return stop(&problem),
+    };
+    let listener = match TcpListener::bind(settings.addr).await {
+        Ok(listener) => listener,
+        Err(error) => return stop(&format!("ADDR: cannot listen on {}: {error}", settings.addr)),
+    };
+    match listener.local_addr() {
+        Ok(addr) => println!("listening on http://{addr}"),
+        Err(error) => return stop(&format!("ADDR: {error}")),
+    }
+
+    let store = MemoryStore::new().capacity(settings.capacity);
+    let ceiling = Ceiling::new(settings.max_runs);
+    let layer = IdempotencyLayer::new(scope::from_extension::<Profile>())
+        .store(store.clone())
+        .retention(settings.ttl)
+        .fingerprint_headers([HeaderName::from_static("x-session-key")])
+        .ceiling(&ceiling);
+    let service = Service {
+        runs: Arc::default(),
+        ttl: settings.ttl,
+        run_time: settings.run_time,
+        store,
+        layer: layer.clone(),
+    };
+
+    let served = axum::serve(listener, app(service, layer.clone()))
+        .with_graceful_shutdown(asked_to_stop())
+        .await;
+    // Connections are closed; executions whose callers had left may still be running.
+    let left = layer.drain(Duration::from_secs(30)).await;
+    if left > 0 {
+        println!("{left} executions did not finish in time");
+    }
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => stop(&error),
+    }
+}
+
+/// Authentication goes first, so that a rejected caller learns nothing about keys; then the layer;
+/// then the handlers.
+fn app(service: Service, layer: IdempotencyLayer) -> Router {
+    let guarded = ServiceBuilder::new().layer(from_fn(authenticate)).layer(layer);
+    Router::new()
+        .route("/v1/runs", post(start_run).get(list_runs))
+        .route("/v1/runs/{id}", get(show_run))
+        .layer(guarded)
+        .route("/", get(playground))
+        .route("/debug/idempotency", get(debug_idempotency))
+        .route("/debug/runs", get(debug_runs))
+        .with_state(service)
+}
+
+// ---- Settings ----
+
+struct Settings {
+    addr: SocketAddr,
+    capacity: usize,
+    max_runs: usize,
+    ttl: Duration,
+    run_time: Duration,
+}
+
+impl Settings {
+    fn from_env() -> Result<Self, String> {
+        let store: String = read("STORE", "memory")?;
+        if store != "memory" {
+            return Err(format!("STORE: {store:?} is not available; use \"memory\""));
+        }
+        Ok(Self {
+            addr: read("ADDR", "127.0.0.1:3000")?,
+            capacity: at_least_one("CAPACITY", read("CAPACITY", "1000")?)?,
+            max_runs: at_least_one("MAX_RUNS", read("MAX_RUNS", "10")?)?,
+            ttl: match seconds("TTL_SECONDS", "3600", f64::MAX)? {
+                Duration::ZERO => return Err("TTL_SECONDS: has to be more than 0".to_owned()),
+                ttl => ttl,
+            },
+            run_time: seconds("RUN_SECONDS", "1", LONGEST_RUN)?,
+        })
+    }
+}
+
+/// Reads a setting from the environment; what is wrong with it is said with its name.
+fn read<T: FromStr<Err: Display>>(name: &str, default: &str) -> Result<T, String> {
+    let text = match env::var(name) {
+        Ok(text) => text,
+        Err(env::VarError::NotPresent) => default.to_owned(),
+        Err(error) => return Err(format!("{name}: {error}")),
+    };
+    text.parse().map_err(|error| format!("{name}: {text:?}: {error}"))
+}
+
+fn at_least_one(name: &str, number: usize) -> Result<usize, String> {
+    // Far below what would overflow a count, far above what a demo can hold.
+    if (1..=1_000_000_000).contains(&number) {
+        Ok(number)
+    } else {
+        Err(format!("{name}: {number} is not between 1 and 1000000000"))
+    }
+}
+
+fn seconds(name: &str, default: &str, most: f64) -> Result<Duration, String> {
+    let number: f64 = read(name, default)?;
+    if !(0.0..=most).contains(&number) {
+        return Err(format!("{name}: {number} is not a number of seconds from 0 to {most}"));
+    }
+    Duration::try_from_secs_f64(number).map_err(|error| format!("{name}: {number}: {error}"))
+}
+
+fn stop(problem: &impl Display) -> ExitCode {
+    eprintln!("server: {problem}");
+    ExitCode::FAILURE
+}
+
+async fn asked_to_stop() {
+    let interrupted = async {
+        let _interrupted = signal::ctrl_c().await;
+    };
+    #[cfg(unix)]
+    let terminated = async {
+        match signal::unix::signal(signal::unix::SignalKind::terminate()) {
+            Ok(mut terminated) => {
+                terminated.recv().await;
+            }
+            Err(_) => std::future::pending().await,
+        }
+    };
+    #[cfg(not(unix))]
+    let terminated = std::future::pending::<()>();
+    tokio::select! {
+        () = interrupted => {}
+        () = terminated => {}
+    }
+}
+
+// ---- Who is calling ----
+
+/// Whom the caller has shown to be. Keys are unique within it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Profile(String);
+
+impl AsRef<str> for Profile {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A demonstration: whatever credentials are sent name the profile. A real service looks them up,
+/// and takes for the profile a stable id of who they belong to, so that a new token is not a new
+/// profile.
+async fn authenticate(mut request: Request, next: Next) -> Response {
+    let Some(profile) = profile(request.headers()) else {
+        let challenge = [(WWW_AUTHENTICATE, "Bearer")];
+        return problem(StatusCode::UNAUTHORIZED, "who are you?", challenge);
+    };
+    request.extensions_mut().insert(profile);
+    next.run(request).await
+}
+
+fn profile(headers: &HeaderMap) -> Option<Profile> {
+    let (scheme, credentials) =
+        headers.get(AUTHORIZATION)?.to_str().ok()?.trim().split_once(' ')?;
+    let known = ["bearer", "basic"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
+    let credentials = credentials.trim();
+    (known && !credentials.is_empty()).then(|| Profile(credentials.to_owned()))
+}
+
+// ---- Runs ----
+
+#[derive(Clone)]
+struct Service {
+    runs: Arc<Mutex<Runs>>,
+    ttl: Duration,
+    run_time: Duration,
+    store: MemoryStore<StoredResponse>,
+    layer: IdempotencyLayer,
+}
+
+impl Service {
+    fn runs(&self) -> MutexGuard<'_, Runs> {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Default)]
+struct Runs {
+    by_id: BTreeMap<String, Run>,
+    started: HashMap<Profile, u64>,
+    last: u64,
+}
+
+impl Runs {
+    fn of<'a>(&'a self, profile: &'a Profile) -> impl Iterator<Item = Value> + 'a {
+        self.by_id.iter().filter(move |(_, run)| run.profile == *profile).map(Run::view)
+    }
+}
+
+struct Run {
+    profile: Profile,
+    input: String,
+    status: &'static str,
+}
+
+impl Run {
+    fn view((id, run): (&String, &Self)) -> Value {
+        json!({ "run_id": id, "status": run.status, "input": run.input })
+    }
+}
+
+const LONGEST_RUN: f64 = 3600.0;
+
+#[derive(Deserialize)]
+struct StartRun {
+    input: String,
+    seconds: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Started<'a> {
+    run_id: &'a str,
+    status: &'a str,
+}
+
+async fn start_run(
+    State(service): State<Service>,
+    Extension(profile): Extension<Profile>,
+    handle: Option<Handle>,
+    slot: Option<PermitSlot>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let Ok(body) = axum::body::to_bytes(body, BODY_LIMIT).await else {
+        return problem(StatusCode::BAD_REQUEST, "the body broke off or is over 1 MiB", []);
+    };
+    let wanted = match read_run(&headers, &body) {
+        Ok(wanted) => wanted,
+        Err(problem_with_it) => return problem(StatusCode::BAD_REQUEST, &problem_with_it, []),
+    };
+    let run_time = wanted.seconds.map_or(service.run_time, Duration::from_secs_f64);
+
+    let run_id = {
+        let mut runs = service.runs();
+        runs.last += 1;
+        *runs.started.entry(profile.clone()).or_default() += 1;
+        let run_id = format!("run_{:08}", runs.last);
+        let run = Run { profile, input: wanted.input, status: "started" };
+        runs.by_id.insert(run_id.clone(), run);
+        run_id
+    };
+
+    // The run goes on after the answer, and keeps its place under the ceiling until it ends.
+    let permit = slot.and_then(|slot| slot.take_permit());
+    let is_keyed = handle.is_some();
+    let entry_ends = Instant::now() + service.ttl.min(FOR_EVER);
+    let (id, background) = (run_id.clone(), service.clone());
+    tokio::spawn(async move {
+        tokio::time::sleep(run_time).await;
+        if let Some(run) = background.runs().by_id.get_mut(&id) {
+            run.status = "completed";
+        }
+        drop(permit);
+        // What a retry is pointed to is there for as long as the retry is answered.
+        let forgotten =
+            if is_keyed { entry_ends } else { Instant::now() + background.ttl.min(FOR_EVER) };
+        tokio::time::sleep_until(forgotten).await;
+        background.runs().by_id.remove(&id);
+    });
+
+    let location = [(LOCATION, format!("/v1/runs/{run_id}"))];
+    let started = Json(Started { run_id: &run_id, status: "started" });
+    (StatusCode::ACCEPTED, location, started).into_response()
+}
+
+/// Long enough for a demonstration, short enough for every clock to add it.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+fn read_run(headers: &HeaderMap, body: &[u8]) -> Result<StartRun, String> {
+    let is_form = headers.get(CONTENT_TYPE).is_some_and(|kind| {
+        kind.as_bytes().to_ascii_lowercase().starts_with(b"application/x-www-form-urlencoded")
+    });
+    let wanted: StartRun = if is_form {
+        serde_urlencoded::from_bytes(body).map_err(|error| error.to_string())?
+    } else {
+        serde_json::from_slice(body).map_err(|error| error.to_string())?
+    };
+    match wanted.seconds {
+        Some(seconds) if !(0.0..=LONGEST_RUN).contains(&seconds) => {
+            Err(format!("seconds has to be from 0 to {LONGEST_RUN}"))
+        }
+        _ => Ok(wanted),
+    }
+}
+
+async fn show_run(
+    State(service): State<Service>,
+    Extension(profile): Extension<Profile>,
+    Path(id): Path<String>,
+) -> Response {
+    match service.runs().by_id.get_key_value(&id) {
+        Some((id, run)) if run.profile == profile => Json(Run::view((id, run))).into_response(),
+        // Another profile's run does not exist for this one.
+        _ => problem(StatusCode::NOT_FOUND, "no such run", []),
+    }
+}
+
+async fn list_runs(
+    State(service): State<Service>,
+    Extension(profile): Extension<Profile>,
+) -> Json<Value> {
+    let runs = service.runs();
+    let started = runs.started.get(&profile).copied().unwrap_or_default();
+    Json(json!({ "runs": runs.of(&profile).collect::<Vec<_>>(), "started": started }))
+}
+
+fn problem<const N: usize>(
+    status: StatusCode,
+    detail: &str,
+    headers: [(HeaderName, &'static str); N],
+) -> Response {
+    let title = status.canonical_reason().unwrap_or_default();
+    let body = json!({ "title": title, "status": status.as_u16(), "detail": detail });
+    let mut response = (status, headers, Json(body)).into_response();
+    let kind = HeaderValue::from_static("application/problem+json");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
+}
+
+// ---- Looking in ----
+
+async fn debug_idempotency(State(service): State<Service>) -> Json<Value> {
+    let dispositions: serde_json::Map<_, _> = service
+        .layer
+        .dispositions()
+        .iter()
+        .map(|(disposition, count)| (disposition.to_string(), count.into()))
+        .collect();
+    Json(json!({
+        "live_entries": service.store.len(),
+        "in_flight": service.store.in_flight(),
+        "capacity": service.store.max_len(),
+        "dispositions": dispositions,
+    }))
+}
+
+async fn debug_runs(State(service): State<Service>) -> Json<Vec<Value>> {
+    Json(service.runs().by_id.iter().map(Run::view).collect())
+}
+
+async fn playground() -> &'static str {
+    r#"Retries made safe: a request with an Idempotency-Key runs once, and every
+retry of it gets its first answer. Try:
+
+  # Start a run. Imagine that the answer is lost on its way back ...
+  curl -i localhost:3000/v1/runs -H 'Authorization: Bearer alice' \
+    -H 'Idempotency-Key: first' -H 'Content-Type: application/json' \
+    -d '{"input": "hello", "seconds": 5}'
+
+  # ... and send the very same again: the same run_id, marked
+  # "Idempotent-Replayed: true". Nothing was started twice:
+  curl localhost:3000/v1/runs -H 'Authorization: Bearer alice'
+
+  # The same key for something else: 409 idempotency_conflict.
+  curl -i localhost:3000/v1/runs -H 'Authorization: Bearer alice' \
+    -H 'Idempotency-Key: first' -H 'Content-Type: application/json' \
+    -d '{"input": "other"}'
+
+  # The same key of somebody else: a run of their own.
+  curl -i localhost:3000/v1/runs -H 'Authorization: Bearer bob' \
+    -H 'Idempotency-Key: first' -H 'Content-Type: application/json' \
+    -d '{"input": "hello"}'
+
+  # What the layer did so far, and what it holds:
+  curl localhost:3000/debug/idempotency
+  curl localhost:3000/debug/runs
+
+Start it with MAX_RUNS=1 and two long runs to see new work refused with 429
+while retries of known keys are still answered. Other settings: ADDR,
+RUN_SECONDS, TTL_SECONDS, CAPACITY, STORE.
+"#
+}
