@@ -118,7 +118,7 @@ impl Settings {
             addr: read("ADDR", "127.0.0.1:3000")?,
             capacity: at_least_one("CAPACITY", read("CAPACITY", "1000")?)?,
             max_runs: at_least_one("MAX_RUNS", read("MAX_RUNS", "10")?)?,
-            ttl: match seconds("TTL_SECONDS", "3600", f64::MAX)? {
+            ttl: match seconds("TTL_SECONDS", "3600", 1e9)? {
                 Duration::ZERO => return Err("TTL_SECONDS: has to be more than 0".to_owned()),
                 ttl => ttl,
             },

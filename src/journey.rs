@@ -23,7 +23,7 @@ use crate::{
     capture::{Executing, capture},
     disposition::Disposition,
     engine::{
-        Decision, OwnedClaim,
+        Decision, OwnedClaim, Settlement,
         execute::{HandOver, catch},
     },
     fingerprint::{Fingerprint, Fingerprinter},
@@ -97,7 +97,7 @@ where
     // The one step that decides.
     let claim = match config.engine.claim(id, fingerprint, runtime.as_ref()).await {
         Ok(Decision::Mine(claim)) => claim,
-        Ok(Decision::Recorded { value, waited }) => return replay(&config, &value, waited),
+        Ok(Decision::Recorded { value, waited }) => return Ok(replay(&config, &value, waited)),
         Ok(Decision::Conflict) => return refuse(Refusal::conflict()),
         Ok(Decision::Held) => return refuse(Refusal::outcome_unknown()),
         Ok(Decision::InFlight) => return refuse(Refusal::in_progress()),
@@ -106,17 +106,15 @@ where
     };
 
     // From here to the call, a return or a drop releases the claim.
-    let slot = match &config.guard {
+    let permit = config.guard.as_ref().map(|guard| guard.enter(&parts));
+    let slot = match permit {
+        Some(None) => {
+            release(claim).await;
+            return refuse(Refusal::ceiling());
+        }
+        Some(Some(slot)) => Some(SlotEnd(slot)),
         None => None,
-        Some(guard) => match guard.enter(&parts) {
-            Some(slot) => Some(slot),
-            None => {
-                release(claim).await;
-                return refuse(Refusal::ceiling());
-            }
-        },
     };
-    let slot = slot.map(SlotEnd);
     let mut inner = inner;
     if let Err(error) = poll_fn(|context| inner.poll_ready(context)).await {
         drop(slot);
@@ -153,11 +151,11 @@ async fn known(
 }
 
 /// Answers from a record.
-fn replay<R: Body, E>(
+fn replay<R: Body>(
     config: &Config,
     value: &StoredResponse,
     waited: bool,
-) -> Result<Response<ResponseBody<R>>, E> {
+) -> Response<ResponseBody<R>> {
     let (response, disposition) = match value.replay() {
         Ok(response) if waited => (response, Disposition::Waited),
         Ok(response) => (response, Disposition::Replayed),
@@ -167,12 +165,12 @@ fn replay<R: Body, E>(
         }
     };
     config.dispositions.count(disposition);
-    Ok(response)
+    response
 }
 
 /// Ends a claim whose work has not begun. If the store does not confirm it, its lease ends it.
 async fn release(claim: OwnedClaim<StoredResponse>) {
-    let _unconfirmed = claim.settle(crate::engine::Settlement::Release).await;
+    let _unconfirmed = claim.settle(Settlement::Release).await;
 }
 
 /// Calls the inner service, which is ready, and settles the claim by what comes of it.

@@ -13,7 +13,7 @@ use crate::{
     guard::{Ceiling, Guard, Permit},
     intake::Limits,
     replay::StoredResponse,
-    scope::Scope,
+    scope::{Scope, ScopeOf},
     service::Idempotency,
     store::{MemoryStore, Store},
 };
@@ -21,7 +21,7 @@ use crate::{
 /// All that is set, and all that is shared.
 #[derive(Clone)]
 pub(crate) struct Config {
-    pub(crate) scope: Arc<dyn Fn(&Parts) -> Option<Scope> + Send + Sync>,
+    pub(crate) scope: Arc<ScopeOf>,
     pub(crate) methods: Arc<[Method]>,
     pub(crate) key_header: HeaderName,
     pub(crate) key_required: bool,
@@ -36,7 +36,7 @@ pub(crate) struct Config {
 
 impl Config {
     /// Every default, in one place.
-    fn new(scope: Arc<dyn Fn(&Parts) -> Option<Scope> + Send + Sync>) -> Self {
+    fn new(scope: Arc<ScopeOf>) -> Self {
         const MIB: usize = 1024 * 1024;
         const MINUTE: Duration = Duration::from_secs(60);
         let rules = Rules {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, StatusCode, header::CONTENT_TYPE, response::Parts};
+use http::{HeaderMap, HeaderValue, StatusCode, header::CONTENT_TYPE, response::Parts};
 
 use crate::engine::OnFailure;
 
@@ -46,7 +46,7 @@ pub(crate) struct Answered {
 
 impl Answered {
     pub(crate) fn new(parts: &Parts) -> Self {
-        let content_type = parts.headers.get(CONTENT_TYPE).map(|value| value.as_bytes());
+        let content_type = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
         Self {
             status: parts.status,
             said: parts.extensions.get().copied(),

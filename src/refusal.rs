@@ -66,6 +66,7 @@ enum Reason {
     StoreUnavailable,
 }
 
+/// What each reason looks like to the caller, and in the counts.
 struct Row {
     status: StatusCode,
     code: &'static str,
@@ -75,111 +76,27 @@ struct Row {
 }
 
 impl Reason {
+    #[rustfmt::skip]
     const fn row(self) -> Row {
-        const fn row(
-            status: StatusCode,
-            code: &'static str,
-            title: &'static str,
-            retry: Retry,
-            disposition: Disposition,
-        ) -> Row {
-            Row { status, code, title, retry, disposition }
-        }
         use Retry::{Never, NewKey, SameKey};
+        use Disposition as D;
         use StatusCode as S;
-        match self {
-            Self::KeyMissing => row(
-                S::BAD_REQUEST,
-                "idempotency_key_missing",
-                "Idempotency key missing",
-                NewKey,
-                Disposition::RejectedKey,
-            ),
-            Self::KeyInvalid => row(
-                S::BAD_REQUEST,
-                "idempotency_key_invalid",
-                "Idempotency key invalid",
-                NewKey,
-                Disposition::RejectedKey,
-            ),
-            Self::NoScope => row(
-                S::FORBIDDEN,
-                "idempotency_scope_unavailable",
-                "No scope for the idempotency key",
-                Never,
-                Disposition::RejectedScope,
-            ),
-            Self::TooLarge => row(
-                S::PAYLOAD_TOO_LARGE,
-                "idempotency_body_too_large",
-                "Request body too large",
-                Never,
-                Disposition::TooLarge,
-            ),
-            Self::Unreadable => row(
-                S::BAD_REQUEST,
-                "idempotency_body_unreadable",
-                "Request body unreadable",
-                SameKey,
-                Disposition::Unreadable,
-            ),
-            Self::TooSlow => row(
-                S::REQUEST_TIMEOUT,
-                "idempotency_body_unreadable",
-                "Request body too slow",
-                SameKey,
-                Disposition::Unreadable,
-            ),
-            Self::Conflict => row(
-                S::CONFLICT,
-                "idempotency_conflict",
-                "Idempotency key used for another request",
-                NewKey,
-                Disposition::Conflict,
-            ),
-            Self::InProgress => row(
-                S::CONFLICT,
-                "idempotency_in_progress",
-                "First request still in progress",
-                SameKey,
-                Disposition::InProgress,
-            ),
-            Self::NotReplayable => row(
-                S::CONFLICT,
-                "idempotency_not_replayable",
-                "Done, but the response was not kept",
-                Never,
-                Disposition::NotReplayable,
-            ),
-            Self::OutcomeUnknown => row(
-                S::CONFLICT,
-                "idempotency_outcome_unknown",
-                "Outcome of the first request unknown",
-                Never,
-                Disposition::OutcomeUnknown,
-            ),
-            Self::Ceiling => row(
-                S::TOO_MANY_REQUESTS,
-                "concurrency_limit",
-                "Too much work in progress",
-                SameKey,
-                Disposition::Ceiling,
-            ),
-            Self::Capacity => row(
-                S::SERVICE_UNAVAILABLE,
-                "idempotency_capacity",
-                "No room for another idempotency key",
-                SameKey,
-                Disposition::Capacity,
-            ),
-            Self::StoreUnavailable => row(
-                S::SERVICE_UNAVAILABLE,
-                "idempotency_store_unavailable",
-                "Idempotency store unavailable",
-                SameKey,
-                Disposition::StoreUnavailable,
-            ),
-        }
+        let (status, code, title, retry, disposition) = match self {
+            Self::KeyMissing => (S::BAD_REQUEST, "idempotency_key_missing", "Idempotency key missing", NewKey, D::RejectedKey),
+            Self::KeyInvalid => (S::BAD_REQUEST, "idempotency_key_invalid", "Idempotency key invalid", NewKey, D::RejectedKey),
+            Self::NoScope => (S::FORBIDDEN, "idempotency_scope_unavailable", "No scope for the idempotency key", Never, D::RejectedScope),
+            Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "idempotency_body_too_large", "Request body too large", Never, D::TooLarge),
+            Self::Unreadable => (S::BAD_REQUEST, "idempotency_body_unreadable", "Request body unreadable", SameKey, D::Unreadable),
+            Self::TooSlow => (S::REQUEST_TIMEOUT, "idempotency_body_unreadable", "Request body too slow", SameKey, D::Unreadable),
+            Self::Conflict => (S::CONFLICT, "idempotency_conflict", "Idempotency key used for another request", NewKey, D::Conflict),
+            Self::InProgress => (S::CONFLICT, "idempotency_in_progress", "First request still in progress", SameKey, D::InProgress),
+            Self::NotReplayable => (S::CONFLICT, "idempotency_not_replayable", "Done, but the response was not kept", Never, D::NotReplayable),
+            Self::OutcomeUnknown => (S::CONFLICT, "idempotency_outcome_unknown", "Outcome of the first request unknown", Never, D::OutcomeUnknown),
+            Self::Ceiling => (S::TOO_MANY_REQUESTS, "concurrency_limit", "Too much work in progress", SameKey, D::Ceiling),
+            Self::Capacity => (S::SERVICE_UNAVAILABLE, "idempotency_capacity", "No room for another idempotency key", SameKey, D::Capacity),
+            Self::StoreUnavailable => (S::SERVICE_UNAVAILABLE, "idempotency_store_unavailable", "Idempotency store unavailable", SameKey, D::StoreUnavailable),
+        };
+        Row { status, code, title, retry, disposition }
     }
 }
 

@@ -46,6 +46,9 @@ impl fmt::Debug for Scope {
     }
 }
 
+/// What says whose a request's key is.
+pub(crate) type ScopeOf = dyn Fn(&Parts) -> Option<Scope> + Send + Sync;
+
 /// The scope is what an outer layer (authentication) put into the request's extensions as a `T`.
 ///
 /// A request without one is refused with 403. For a `T` that is not text, pass a closure to

@@ -180,6 +180,7 @@ impl<V: Clone + Send + Sync + 'static> MemoryStore<V> {
     /// Ends the record, tombstone or held entry of `id`, as an operator would after looking into
     /// it. A claim in flight is left alone, for its execution is still running. Says whether there
     /// was something to end.
+    #[allow(clippy::must_use_candidate, reason = "whether it was there may not matter")]
     pub fn remove(&self, id: &OperationId) -> bool {
         let mut table = self.shared.table();
         let now = Instant::now();

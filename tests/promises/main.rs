@@ -1,0 +1,9 @@
+//! What the crate promises, one file per promise. Everything runs in process; what needs a socket
+//! is in `tests/sockets`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(dead_code, reason = "helpers may be for tests that a feature turns off")]
+
+mod support;
+
+mod replay;
