@@ -304,7 +304,7 @@ mod tests {
             assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
             let stop = refusal.retry() != Retry::SameKey;
             for name in ["stripe-should-retry", "x-should-retry"] {
-                let said = response.headers().get(name).map(|value| value.as_bytes());
+                let said = response.headers().get(name).map(HeaderValue::as_bytes);
                 assert_eq!(said, stop.then_some(&b"false"[..]), "{refusal}");
             }
             assert_eq!(response.extensions().get::<Refusal>(), Some(&refusal));
