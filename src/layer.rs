@@ -201,7 +201,13 @@ impl IdempotencyLayer {
 
     /// The largest body of a keyed request, in bytes; over it 413 `idempotency_body_too_large`.
     /// Bodies without a key stream through, unread and without a limit. Default: 1 MiB.
+    ///
+    /// # Panics
+    ///
+    /// If it is zero.
+    #[track_caller]
     pub fn request_limit(self, bytes: usize) -> Self {
+        assert!(bytes > 0, "request_limit: has to be more than 0 bytes");
         self.set(|config| config.request_limits.bytes = bytes)
     }
 
@@ -232,7 +238,13 @@ impl IdempotencyLayer {
     /// The largest response body that is recorded, in bytes. A larger one, or one of unknown
     /// length, is delivered in full and leaves a tombstone: a repeat gets 409
     /// `idempotency_not_replayable`, with the first answer's `Location`. Default: 1 MiB.
+    ///
+    /// # Panics
+    ///
+    /// If it is zero.
+    #[track_caller]
     pub fn response_limit(self, bytes: usize) -> Self {
+        assert!(bytes > 0, "response_limit: has to be more than 0 bytes");
         self.set(|config| config.response_limit = bytes)
     }
 
