@@ -7,6 +7,7 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a bench that prints a table")]
 #![allow(clippy::disallowed_methods, reason = "it measures real time")]
+#![allow(clippy::cast_precision_loss, reason = "figures for a table")]
 
 use std::{
     alloc::System,
@@ -87,7 +88,7 @@ impl Sent {
             let mut member = 0;
             while body.len() < length {
                 member += 1;
-                body.push_str(&format!(r#","field_{member}":{member}"#));
+                body += &format!(r#","field_{member}":{member}"#);
             }
             body.push('}');
         } else {

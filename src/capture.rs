@@ -10,43 +10,17 @@ use http_body::{Body, Frame};
 
 use crate::{
     body::ResponseBody,
-    disposition::Execution,
+    collect::{Collected, declared_length},
     engine::{
-        OwnedClaim, Settlement,
+        Settlement,
         execute::{Panic, catch_poll},
     },
+    executing::Executing,
     follow::{Follow, Followed},
     headers::REPLAYED,
-    intake::{Collected, declared_length},
     outcome::{Answered, RetainFor, Verdict},
-    replay::{StoredResponse, location},
+    record::{StoredResponse, location},
 };
-
-/// The claim of one execution, and its place in the counts.
-pub(crate) struct Executing {
-    pub(crate) claim: OwnedClaim<StoredResponse>,
-    pub(crate) execution: Execution,
-}
-
-impl Executing {
-    /// Ends the claim, and counts how that went.
-    pub(crate) async fn settle(self, settlement: Settlement<StoredResponse>) {
-        let Self { claim, execution } = self;
-        execution.settled(&claim.settle(settlement).await);
-    }
-
-    /// Ends the claim of an execution that left no answer.
-    pub(crate) async fn fail(self) {
-        let Self { claim, execution } = self;
-        execution.settled(&claim.fail().await);
-    }
-
-    /// What the answer means, now that all of it is there.
-    pub(crate) fn verdict(&self, answered: &Answered, trailers: Option<&HeaderMap>) -> Verdict {
-        let effects = self.claim.progress().effects_begun();
-        answered.verdict(trailers, self.claim.rules().on_failure, effects)
-    }
-}
 
 /// Captures `response` and settles its claim; `limit` is the largest body that is recorded.
 pub(crate) async fn capture<B>(

@@ -13,13 +13,13 @@ use http::{HeaderMap, HeaderValue};
 use http_body::{Body, Frame, SizeHint};
 
 use crate::{
-    capture::Executing,
     engine::{
         Settlement,
         execute::{Leave, Panic, catch_poll},
     },
+    executing::Executing,
     outcome::{Answered, Verdict},
-    replay::StoredResponse,
+    record::StoredResponse,
 };
 
 /// A body on its way to the caller, and the claim that it still holds.

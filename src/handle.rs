@@ -6,7 +6,7 @@ use crate::{
     engine::Progress,
     guard::{Permit, PermitSlot},
     operation::OperationId,
-    replay::StoredResponse,
+    record::StoredResponse,
     store::{Ownership, StoreError},
 };
 

@@ -3,7 +3,7 @@
 
 use std::{error::Error, future::poll_fn, pin::pin, task::Poll, time::Duration};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame};
 use http_body_util::LengthLimitError;
@@ -11,6 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{
     BoxError,
+    collect::{Collected, declared_length},
     engine::at_once,
     fingerprint::{Fingerprint, Fingerprinter},
     refusal::Refusal,
@@ -39,11 +40,6 @@ pub(crate) fn declares_more_than(limit: usize, body: &impl Body, headers: &Heade
     let limit = limit as u64;
     body.size_hint().lower() > limit
         || declared_length(headers).is_some_and(|length| length > limit)
-}
-
-/// What `Content-Length` says, if it says one thing.
-pub(crate) fn declared_length(headers: &HeaderMap) -> Option<u64> {
-    headers.get(http::header::CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
 }
 
 /// Reads all of `body`. `timed` says whether there is a runtime to time it by; `known` is the
@@ -161,34 +157,4 @@ fn is_over_a_limit(error: &(dyn Error + 'static)) -> bool {
         next = error.source();
     }
     false
-}
-
-/// The data frames of a body as one piece: the frame itself where there is only one.
-#[derive(Default)]
-pub(crate) struct Collected {
-    first: Bytes,
-    rest: Option<BytesMut>,
-}
-
-impl Collected {
-    pub(crate) fn len(&self) -> usize {
-        self.rest.as_ref().map_or(self.first.len(), BytesMut::len)
-    }
-
-    pub(crate) fn push(&mut self, data: Bytes) {
-        if let Some(rest) = &mut self.rest {
-            rest.extend_from_slice(&data);
-        } else if self.first.is_empty() {
-            self.first = data;
-        } else if !data.is_empty() {
-            let mut both = BytesMut::with_capacity((self.first.len() + data.len()) * 2);
-            both.extend_from_slice(&self.first);
-            both.extend_from_slice(&data);
-            self.rest = Some(both);
-        }
-    }
-
-    pub(crate) fn finish(self) -> Bytes {
-        self.rest.map_or(self.first, BytesMut::freeze)
-    }
 }

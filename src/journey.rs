@@ -20,26 +20,28 @@ use tower_service::Service;
 use crate::{
     BoxError,
     body::{RequestBody, ResponseBody},
-    capture::{Executing, capture},
+    capture::capture,
     disposition::Disposition,
     engine::{
         Decision, OwnedClaim, Settlement,
         execute::{HandOver, catch},
     },
+    executing::Executing,
     fingerprint::{Fingerprint, Fingerprinter},
     guard::{PermitSlot, SlotEnd},
     handle::Handle,
     intake::{self, Intake},
     key::IdempotencyKey,
-    layer::Config,
     operation::OperationId,
+    record::StoredResponse,
     refusal::Refusal,
-    replay::StoredResponse,
+    replay::replay,
+    settings::Settings,
 };
 
 /// A keyed request of a guarded method, on its way.
 pub(crate) struct Journey<S, B> {
-    pub(crate) config: Arc<Config>,
+    pub(crate) settings: Arc<Settings>,
     pub(crate) inner: S,
     pub(crate) runtime: Option<Runtime>,
     pub(crate) key: IdempotencyKey,
@@ -59,15 +61,15 @@ where
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send + 'static,
 {
-    let Journey { config, inner, runtime, key, request } = journey;
+    let Journey { settings, inner, runtime, key, request } = journey;
     let (parts, body) = request.into_parts();
     let refuse = |refusal: Refusal| {
-        config.dispositions.count(refusal.disposition());
+        settings.dispositions.count(refusal.disposition());
         Ok(refusal.into_response())
     };
 
     // Whose key is it?
-    let Some(scope) = (config.scope)(&parts) else { return refuse(Refusal::no_scope()) };
+    let Some(scope) = (settings.scope)(&parts) else { return refuse(Refusal::no_scope()) };
     let id = OperationId::new(&scope, key.as_str());
     drop(scope);
     if Inside::has(&parts, id) {
@@ -77,17 +79,17 @@ where
     }
 
     // Is it worth reading?
-    if intake::declares_more_than(config.request_limits.bytes, &body, &parts.headers) {
+    if intake::declares_more_than(settings.request_limits.bytes, &body, &parts.headers) {
         return refuse(Refusal::body_too_large());
     }
-    let known = match known(&config, &parts, id).await {
+    let known = match known(&settings, &parts, id).await {
         Ok(known) => known,
         Err(refusal) => return refuse(refusal),
     };
 
     // Read it, holding nothing.
-    let fingerprinter = Fingerprinter::new(&parts, &config.fingerprint_headers);
-    let limits = &config.request_limits;
+    let fingerprinter = Fingerprinter::new(&parts, &settings.fingerprint_headers);
+    let limits = &settings.request_limits;
     let Intake { body, trailers, fingerprint } =
         match intake::read(body, fingerprinter, limits, runtime.is_some(), known).await {
             Ok(intake) => intake,
@@ -95,9 +97,16 @@ where
         };
 
     // The one step that decides.
-    let claim = match config.engine.claim(id, fingerprint, runtime.as_ref()).await {
+    let claim = match settings.engine.claim(id, fingerprint, runtime.as_ref()).await {
         Ok(Decision::Mine(claim)) => claim,
-        Ok(Decision::Recorded { value, waited }) => return Ok(replay(&config, &value, waited)),
+        Ok(Decision::Recorded { value, waited }) => match replay(&value) {
+            Ok(response) => {
+                let disposition = if waited { Disposition::Waited } else { Disposition::Replayed };
+                settings.dispositions.count(disposition);
+                return Ok(response);
+            }
+            Err(refusal) => return refuse(refusal),
+        },
         Ok(Decision::Conflict) => return refuse(Refusal::conflict()),
         Ok(Decision::Held) => return refuse(Refusal::outcome_unknown()),
         Ok(Decision::InFlight) => return refuse(Refusal::in_progress()),
@@ -106,7 +115,7 @@ where
     };
 
     // From here to the call, a return or a drop releases the claim.
-    let permit = config.guard.as_ref().map(|guard| guard.enter(&parts));
+    let permit = settings.guard.as_ref().map(|guard| guard.enter(&parts));
     let slot = match permit {
         Some(None) => {
             release(claim).await;
@@ -125,47 +134,30 @@ where
     // The call, and all that follows from it: not to be undone because the caller leaves.
     let request = Request::from_parts(parts, RequestBody::read(body, trailers));
     let leave = claim.leave();
-    HandOver::new(execute(config, inner, request, key, claim, slot), leave).await
+    HandOver::new(execute(settings, inner, request, key, claim, slot), leave).await
 }
 
 /// What is already under this id. Advisory, and asked only where it saves work or a guard needs it.
 ///
 /// New work that the guard has no room for is refused here, with its body unread.
 async fn known(
-    config: &Config,
+    settings: &Settings,
     parts: &Parts,
     id: OperationId,
 ) -> Result<Option<Fingerprint>, Refusal> {
-    let lookup = async || config.engine.lookup(id).await.map_err(|_| Refusal::store_unavailable());
-    if config.guard.is_none() && !config.engine.store.lookup_is_cheap() {
+    let lookup =
+        async || settings.engine.lookup(id).await.map_err(|_| Refusal::store_unavailable());
+    if settings.guard.is_none() && !settings.engine.store.lookup_is_cheap() {
         return Ok(None);
     }
     let known = lookup().await?;
-    match &config.guard {
+    match &settings.guard {
         Some(guard) if known.is_none() && !guard.has_room(parts) => {
             // The guard may be full because this very operation has just begun.
             lookup().await?.map(Some).ok_or_else(Refusal::ceiling)
         }
         _ => Ok(known),
     }
-}
-
-/// Answers from a record.
-fn replay<R: Body>(
-    config: &Config,
-    value: &StoredResponse,
-    waited: bool,
-) -> Response<ResponseBody<R>> {
-    let (response, disposition) = match value.replay() {
-        Ok(response) if waited => (response, Disposition::Waited),
-        Ok(response) => (response, Disposition::Replayed),
-        Err(refusal) => {
-            let disposition = refusal.disposition();
-            (refusal.into_response(), disposition)
-        }
-    };
-    config.dispositions.count(disposition);
-    response
 }
 
 /// Ends a claim whose work has not begun. If the store does not confirm it, its lease ends it.
@@ -175,7 +167,7 @@ async fn release(claim: OwnedClaim<StoredResponse>) {
 
 /// Calls the inner service, which is ready, and settles the claim by what comes of it.
 async fn execute<S, B, R>(
-    config: Arc<Config>,
+    settings: Arc<Settings>,
     mut inner: S,
     mut request: Request<RequestBody<B>>,
     key: IdempotencyKey,
@@ -198,13 +190,13 @@ where
     };
     claim.extend(extensions);
     claim.begin();
-    let executing = Executing { claim, execution: config.dispositions.execution() };
+    let executing = Executing { claim, execution: settings.dispositions.execution() };
 
     let answer = catch(async { inner.call(request).await }).await;
     // A permit that nobody took goes back before anybody who waits can ask for it.
     drop(slot);
     match answer {
-        Ok(Ok(response)) => Ok(capture(response, executing, config.response_limit).await),
+        Ok(Ok(response)) => Ok(capture(response, executing, settings.response_limit).await),
         Ok(Err(error)) => {
             executing.fail().await;
             Err(error)

@@ -1,4 +1,4 @@
-//! The settings and what is shared. In: a scope and whatever else is set; out: an
+//! The layer and its setters. In: a scope and whatever else is set; out: an
 //! [`Idempotency`] around each inner service, all of them one: every clone, route and connection
 //! sees the same entries. A request enters in [`service`](crate::Idempotency).
 
@@ -9,61 +9,14 @@ use tower_layer::Layer;
 
 use crate::{
     disposition::Dispositions,
-    engine::{Engine, InFlight, OnFailure, OnLeave, Rules},
+    engine::{Engine, InFlight, OnFailure, OnLeave},
     guard::{Ceiling, Guard, Permit},
-    intake::Limits,
-    replay::StoredResponse,
-    scope::{Scope, ScopeOf},
+    record::StoredResponse,
+    scope::Scope,
     service::Idempotency,
-    store::{MemoryStore, Store},
+    settings::Settings,
+    store::Store,
 };
-
-/// All that is set, and all that is shared.
-#[derive(Clone)]
-pub(crate) struct Config {
-    pub(crate) scope: Arc<ScopeOf>,
-    pub(crate) methods: Arc<[Method]>,
-    pub(crate) key_header: HeaderName,
-    pub(crate) key_required: bool,
-    pub(crate) key_strict: bool,
-    pub(crate) guard: Option<Guard>,
-    pub(crate) request_limits: Limits,
-    pub(crate) fingerprint_headers: Arc<[HeaderName]>,
-    pub(crate) response_limit: usize,
-    pub(crate) engine: Engine<StoredResponse>,
-    pub(crate) dispositions: Dispositions,
-}
-
-impl Config {
-    /// Every default, in one place.
-    fn new(scope: Arc<ScopeOf>) -> Self {
-        const MIB: usize = 1024 * 1024;
-        const MINUTE: Duration = Duration::from_secs(60);
-        let rules = Rules {
-            on_failure: OnFailure::Release,
-            on_leave: OnLeave::Finish,
-            in_flight: InFlight::Wait(Duration::from_secs(10)),
-            retention: Duration::from_secs(60 * 60),
-            finish_within: Duration::from_secs(5 * 60),
-            store_timeout: Duration::from_secs(1),
-            waiters_per_operation: 16,
-            waiters: 1_024,
-        };
-        Self {
-            scope,
-            methods: Arc::new([Method::POST, Method::PATCH]),
-            key_header: HeaderName::from_static("idempotency-key"),
-            key_required: false,
-            key_strict: false,
-            guard: None,
-            request_limits: Limits { bytes: MIB, idle: Duration::from_secs(15), total: MINUTE },
-            fingerprint_headers: Arc::new([]),
-            response_limit: MIB,
-            engine: Engine::new(Arc::new(MemoryStore::new()), rules),
-            dispositions: Dispositions::default(),
-        }
-    }
-}
 
 /// Makes retries safe: the first request with an idempotency key runs, and every repeat gets its
 /// answer again.
@@ -94,7 +47,7 @@ impl Config {
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is put around a service"]
 pub struct IdempotencyLayer {
-    config: Arc<Config>,
+    settings: Arc<Settings>,
 }
 
 impl IdempotencyLayer {
@@ -107,19 +60,19 @@ impl IdempotencyLayer {
     where
         F: Fn(&Parts) -> Option<Scope> + Send + Sync + 'static,
     {
-        Self { config: Arc::new(Config::new(Arc::new(scope))) }
+        Self { settings: Arc::new(Settings::new(Arc::new(scope))) }
     }
 
-    fn set(mut self, set: impl FnOnce(&mut Config)) -> Self {
-        set(Arc::make_mut(&mut self.config));
+    fn set(mut self, set: impl FnOnce(&mut Settings)) -> Self {
+        set(Arc::make_mut(&mut self.settings));
         self
     }
 
     /// Where entries live. Default: a [`MemoryStore`] of this layer's own, with room for 1,000
     /// live entries.
     pub fn store(self, store: impl Store<StoredResponse>) -> Self {
-        self.set(|config| {
-            config.engine = Engine::new(Arc::new(store), config.engine.rules);
+        self.set(|settings| {
+            settings.engine = Engine::new(Arc::new(store), settings.engine.rules);
         })
     }
 
@@ -132,7 +85,7 @@ impl IdempotencyLayer {
     #[track_caller]
     pub fn retention(self, retention: Duration) -> Self {
         assert_longer_than_zero("retention", retention);
-        self.set(|config| config.engine.rules.retention = retention)
+        self.set(|settings| settings.engine.rules.retention = retention)
     }
 
     /// Which methods are guarded. Requests of others pass untouched, even with a key. Default:
@@ -150,39 +103,39 @@ impl IdempotencyLayer {
             let has_effects = !method.is_safe() && method != Method::CONNECT;
             assert!(has_effects, "methods: {method} cannot be guarded");
         }
-        self.set(|config| config.methods = methods)
+        self.set(|settings| settings.methods = methods)
     }
 
     /// The request header that carries the key. Default: `Idempotency-Key`
     /// (draft-ietf-httpapi-idempotency-key-header-07).
     pub fn key_header(self, name: HeaderName) -> Self {
-        self.set(|config| config.key_header = name)
+        self.set(|settings| settings.key_header = name)
     }
 
     /// Is a guarded request without a key refused (400 `idempotency_key_missing`)? Default: no, it
     /// passes through unprotected.
     pub fn key_required(self, required: bool) -> Self {
-        self.set(|config| config.key_required = required)
+        self.set(|settings| settings.key_required = required)
     }
 
     /// Is only a structured-field String (`"…"`, RFC 9651 section 3.3.3) taken for a key? Default:
     /// no, because all common SDKs send bare keys. `"abc"` and `abc` are the same key.
     pub fn key_strict(self, strict: bool) -> Self {
-        self.set(|config| config.key_strict = strict)
+        self.set(|settings| settings.key_strict = strict)
     }
 
     /// Headers that change what a request asks for, besides `Content-Type` and `Content-Encoding`:
     /// the same key with another value is a conflict. Default: none.
     pub fn fingerprint_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         let names = names.into_iter().collect();
-        self.set(|config| config.fingerprint_headers = names)
+        self.set(|settings| settings.fingerprint_headers = names)
     }
 
     /// Lets only so much new work run at once; over that 429 `concurrency_limit`, before the body
     /// is read. Repeats of known keys pass it by. Default: no ceiling. Replaces a
     /// [`guard`](Self::guard).
     pub fn ceiling(self, ceiling: &Ceiling) -> Self {
-        self.set(|config| config.guard = Some(Guard::Ceiling(ceiling.clone())))
+        self.set(|settings| settings.guard = Some(Guard::Ceiling(ceiling.clone())))
     }
 
     /// Asks `guard` for a permit for each request of a guarded method that would reach the inner
@@ -196,7 +149,7 @@ impl IdempotencyLayer {
     where
         F: Fn(&Parts) -> Option<Permit> + Send + Sync + 'static,
     {
-        self.set(|config| config.guard = Some(Guard::Own(Arc::new(guard))))
+        self.set(|settings| settings.guard = Some(Guard::Own(Arc::new(guard))))
     }
 
     /// The largest body of a keyed request, in bytes; over it 413 `idempotency_body_too_large`.
@@ -208,7 +161,7 @@ impl IdempotencyLayer {
     #[track_caller]
     pub fn request_limit(self, bytes: usize) -> Self {
         assert!(bytes > 0, "request_limit: has to be more than 0 bytes");
-        self.set(|config| config.request_limits.bytes = bytes)
+        self.set(|settings| settings.request_limits.bytes = bytes)
     }
 
     /// The longest time between two frames of a keyed request's body; over it 408
@@ -220,7 +173,7 @@ impl IdempotencyLayer {
     #[track_caller]
     pub fn body_idle_timeout(self, timeout: Duration) -> Self {
         assert_longer_than_zero("body_idle_timeout", timeout);
-        self.set(|config| config.request_limits.idle = timeout)
+        self.set(|settings| settings.request_limits.idle = timeout)
     }
 
     /// The longest time for all of a keyed request's body; over it 408
@@ -232,7 +185,7 @@ impl IdempotencyLayer {
     #[track_caller]
     pub fn body_timeout(self, timeout: Duration) -> Self {
         assert_longer_than_zero("body_timeout", timeout);
-        self.set(|config| config.request_limits.total = timeout)
+        self.set(|settings| settings.request_limits.total = timeout)
     }
 
     /// The largest response body that is recorded, in bytes. A larger one, or one of unknown
@@ -245,7 +198,7 @@ impl IdempotencyLayer {
     #[track_caller]
     pub fn response_limit(self, bytes: usize) -> Self {
         assert!(bytes > 0, "response_limit: has to be more than 0 bytes");
-        self.set(|config| config.response_limit = bytes)
+        self.set(|settings| settings.response_limit = bytes)
     }
 
     /// What a repeat does while the first execution is running. Default: it waits up to 10
@@ -260,19 +213,19 @@ impl IdempotencyLayer {
         if let InFlight::Wait(at_most) = in_flight {
             assert_longer_than_zero("in_flight", at_most);
         }
-        self.set(|config| config.engine.rules.in_flight = in_flight)
+        self.set(|settings| settings.engine.rules.in_flight = in_flight)
     }
 
     /// What becomes of an operation whose execution failed: with 408 or 5xx, an inner error, a
     /// panic, or a response body that broke. Default: [`OnFailure::Release`], the retry runs
     /// again.
     pub fn on_failure(self, rule: OnFailure) -> Self {
-        self.set(|config| config.engine.rules.on_failure = rule)
+        self.set(|settings| settings.engine.rules.on_failure = rule)
     }
 
     /// What becomes of a running execution whose caller leaves. Default: [`OnLeave::Finish`].
     pub fn on_leave(self, rule: OnLeave) -> Self {
-        self.set(|config| config.engine.rules.on_leave = rule)
+        self.set(|settings| settings.engine.rules.on_leave = rule)
     }
 
     /// The longest time that an execution runs on after its caller has left; then it is cancelled
@@ -284,7 +237,7 @@ impl IdempotencyLayer {
     #[track_caller]
     pub fn finish_within(self, time: Duration) -> Self {
         assert_longer_than_zero("finish_within", time);
-        self.set(|config| config.engine.rules.finish_within = time)
+        self.set(|settings| settings.engine.rules.finish_within = time)
     }
 
     /// The longest time for one call of the store. Over it, before the inner service is called,
@@ -296,14 +249,14 @@ impl IdempotencyLayer {
     #[track_caller]
     pub fn store_timeout(self, timeout: Duration) -> Self {
         assert_longer_than_zero("store_timeout", timeout);
-        self.set(|config| config.engine.rules.store_timeout = timeout)
+        self.set(|settings| settings.engine.rules.store_timeout = timeout)
     }
 
     /// How often each [`Disposition`](crate::Disposition) was reached, counted over all clones of
     /// this layer.
     #[must_use]
     pub fn dispositions(&self) -> Dispositions {
-        self.config.dispositions.clone()
+        self.settings.dispositions.clone()
     }
 
     /// For a shutdown that loses nothing: waits until no execution is running any more, whether
@@ -316,7 +269,7 @@ impl IdempotencyLayer {
     ///
     /// Dropping it drops the wait and nothing else.
     pub async fn drain(&self, timeout: Duration) -> usize {
-        self.config.engine.drain(timeout).await
+        self.settings.engine.drain(timeout).await
     }
 }
 
@@ -329,28 +282,12 @@ impl<S> Layer<S> for IdempotencyLayer {
     type Service = Idempotency<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        Idempotency::new(inner, Arc::clone(&self.config))
+        Idempotency::new(inner, Arc::clone(&self.settings))
     }
 }
 
 impl fmt::Debug for IdempotencyLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.config.fmt(f)
-    }
-}
-
-impl fmt::Debug for Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotencyLayer")
-            .field("methods", &self.methods)
-            .field("key_header", &self.key_header)
-            .field("key_required", &self.key_required)
-            .field("key_strict", &self.key_strict)
-            .field("guard", &self.guard)
-            .field("request_limits", &self.request_limits)
-            .field("fingerprint_headers", &self.fingerprint_headers)
-            .field("response_limit", &self.response_limit)
-            .field("rules", &self.engine.rules)
-            .finish_non_exhaustive()
+        self.settings.fmt(f)
     }
 }

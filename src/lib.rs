@@ -112,6 +112,7 @@ pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 // A request walks through these in order.
 mod layer;
+mod settings;
 mod service;
 mod future;
 mod journey;
@@ -128,14 +129,17 @@ pub mod store;
 // What comes of it.
 mod handle;
 mod outcome;
+mod executing;
 mod capture;
 mod follow;
+mod record;
 mod replay;
 mod headers;
 mod refusal;
 mod disposition;
 // What all of them use.
 mod body;
+mod collect;
 mod digest;
 // What a framework needs besides.
 #[cfg(feature = "axum")]
@@ -154,8 +158,8 @@ pub use key::IdempotencyKey;
 pub use layer::IdempotencyLayer;
 pub use operation::{OperationId, ParseOperationIdError, Token};
 pub use outcome::{Outcome, RetainFor};
+pub use record::StoredResponse;
 pub use refusal::{Refusal, Retry};
-pub use replay::StoredResponse;
 pub use scope::Scope;
 pub use service::Idempotency;
 pub use store::{MemoryStore, Store};

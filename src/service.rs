@@ -21,8 +21,8 @@ use crate::{
     guard::SlotEnd,
     journey::{Journey, journey},
     key,
-    layer::Config,
     refusal::Refusal,
+    settings::Settings,
 };
 
 /// The service that [`IdempotencyLayer`](crate::IdempotencyLayer) puts around an inner one.
@@ -35,12 +35,12 @@ use crate::{
 #[derive(Clone)]
 pub struct Idempotency<S> {
     inner: S,
-    config: Arc<Config>,
+    settings: Arc<Settings>,
 }
 
 impl<S> Idempotency<S> {
-    pub(crate) fn new(inner: S, config: Arc<Config>) -> Self {
-        Self { inner, config }
+    pub(crate) fn new(inner: S, settings: Arc<Settings>) -> Self {
+        Self { inner, settings }
     }
 
     /// The inner service.
@@ -78,17 +78,17 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let config = &self.config;
-        if !config.methods.contains(request.method()) {
-            config.dispositions.count(Disposition::Passed);
+        let settings = &self.settings;
+        if !settings.methods.contains(request.method()) {
+            settings.dispositions.count(Disposition::Passed);
             return ResponseFuture::pass(self.inner.clone(), request, None);
         }
-        match key::read(request.headers(), &config.key_header, config.key_strict) {
+        match key::read(request.headers(), &settings.key_header, settings.key_strict) {
             Err(invalid) => self.refuse(Refusal::key_invalid(invalid)),
-            Ok(None) if config.key_required => self.refuse(Refusal::key_missing()),
+            Ok(None) if settings.key_required => self.refuse(Refusal::key_missing()),
             Ok(None) => self.unkeyed(request),
             Ok(Some(key)) => ResponseFuture::guarded(journey(Journey {
-                config: Arc::clone(config),
+                settings: Arc::clone(settings),
                 inner: self.inner.clone(),
                 runtime: Runtime::try_current().ok(),
                 key,
@@ -105,14 +105,14 @@ impl<S> Idempotency<S> {
         S: Service<Request<RequestBody<B>>> + Clone,
         R: Body,
     {
-        let guard = self.config.guard.as_ref();
+        let guard = self.settings.guard.as_ref();
         let Some(guard) = guard.filter(|guard| !guard.has_let_in(request.extensions())) else {
-            self.config.dispositions.count(Disposition::Passed);
+            self.settings.dispositions.count(Disposition::Passed);
             return ResponseFuture::pass(self.inner.clone(), request, None);
         };
         let (mut parts, body) = request.into_parts();
         let Some(slot) = guard.enter(&parts) else { return self.refuse(Refusal::ceiling()) };
-        self.config.dispositions.count(Disposition::Passed);
+        self.settings.dispositions.count(Disposition::Passed);
         parts.extensions.insert(slot.clone());
         let request = Request::from_parts(parts, body);
         ResponseFuture::pass(self.inner.clone(), request, Some(SlotEnd(slot)))
@@ -124,7 +124,7 @@ impl<S> Idempotency<S> {
         S: Service<Request<RequestBody<B>>>,
         R: Body,
     {
-        self.config.dispositions.count(refusal.disposition());
+        self.settings.dispositions.count(refusal.disposition());
         ResponseFuture::refused(refusal)
     }
 }
@@ -133,7 +133,7 @@ impl<S: fmt::Debug> fmt::Debug for Idempotency<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Idempotency")
             .field("inner", &self.inner)
-            .field("config", &self.config)
+            .field("settings", &self.settings)
             .finish()
     }
 }
