@@ -12,6 +12,7 @@
 use std::{
     alloc::System,
     convert::Infallible,
+    fmt::Write as _,
     future::{Ready, ready},
     time::{Duration, Instant},
 };
@@ -88,7 +89,7 @@ impl Sent {
             let mut member = 0;
             while body.len() < length {
                 member += 1;
-                body += &format!(r#","field_{member}":{member}"#);
+                write!(body, r#","field_{member}":{member}"#).unwrap();
             }
             body.push('}');
         } else {
