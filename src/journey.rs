@@ -191,6 +191,9 @@ where
     claim.extend(extensions);
     claim.begin();
     let executing = Executing { claim, execution: settings.dispositions.execution() };
+    // After the claim, so that it is dropped before it: also when the caller leaves and the
+    // execution is cancelled, the permit goes back before anybody who waits can ask for it.
+    let slot = slot;
 
     let answer = catch(async { inner.call(request).await }).await;
     // A permit that nobody took goes back before anybody who waits can ask for it.
