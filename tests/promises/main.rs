@@ -6,4 +6,5 @@
 
 mod support;
 
+mod cancellation;
 mod replay;

@@ -3,6 +3,10 @@
 
 #![allow(unreachable_pub, reason = "shared by the test modules")]
 
+pub mod interposed;
+pub mod probe;
+pub mod steps;
+
 use std::{
     future::Future,
     sync::{
@@ -140,7 +144,10 @@ impl Gate {
     /// Waits here until the gate is opened.
     pub async fn pass(&self) {
         self.inside.send_modify(|inside| *inside += 1);
-        self.permits.acquire().await.unwrap().forget();
+        // An error is the gate open for good.
+        if let Ok(permit) = self.permits.acquire().await {
+            permit.forget();
+        }
     }
 
     /// Waits until `number` have come to the gate since it was made.
@@ -155,6 +162,6 @@ impl Gate {
 
     /// Lets everybody through from now on.
     pub fn open(&self) {
-        self.permits.add_permits(Semaphore::MAX_PERMITS / 2);
+        self.permits.close();
     }
 }
