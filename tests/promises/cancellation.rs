@@ -6,6 +6,8 @@
 //! with a retry that comes when all is quiet, and once with one that comes at once.
 
 use std::{
+    future::poll_fn,
+    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -14,7 +16,7 @@ use std::{
 };
 
 use http::Request;
-use http_body_util::BodyExt;
+use http_body::Body;
 use tokio::runtime::Handle as Runtime;
 use tower::{Layer, Service};
 use tower_idempotency::{
@@ -251,23 +253,45 @@ impl World {
         let exchange = async {
             let Ok(response) = response.await else { return "error".to_owned() };
             let (head, mut body) = response.into_parts();
+            let mut to_come = body.size_hint().exact().or(declared_length(&head.headers));
             pend_once().await;
-            while let Some(frame) = body.frame().await {
-                if frame.is_err() {
-                    return "broken".to_owned();
+            loop {
+                let frame = poll_fn(|context| {
+                    let frame = Pin::new(&mut body).poll_frame(context);
+                    let looks_complete = body.is_end_stream() || to_come == Some(0);
+                    let in_flight = self.has_called() && self.store.in_flight() > 0;
+                    assert!(!looks_complete || !in_flight, "not recorded yet");
+                    frame
+                });
+                let Some(frame) = frame.await else { break };
+                match frame.map(http_body::Frame::into_data) {
+                    Err(_) => return "broken".to_owned(),
+                    Ok(Ok(data)) => {
+                        to_come = to_come.map(|to_come| to_come - data.len() as u64);
+                    }
+                    Ok(Err(_trailers)) => {}
                 }
                 pend_once().await;
             }
             head.status.as_str().to_owned()
         };
         let walked = walk(exchange, steps, || self.gate.open()).await;
-        let called = self.probe.runs() > self.runs_before;
+        let called = self.has_called();
+        if called && !matches!(walked, Walked::Dropped) {
+            // However it ends, the caller sees that only when the claim has ended.
+            assert_eq!(self.store.in_flight(), 0, "ended before its claim");
+        }
         let ended = match walked {
             Walked::Dropped => None,
             Walked::Ended(how) => Some(how),
             Walked::Panicked => Some("panic".to_owned()),
         };
         (called, ended)
+    }
+
+    /// Has the request reached the inner service?
+    fn has_called(&self) -> bool {
+        self.probe.runs() > self.runs_before
     }
 
     /// Retries, at once or when everything is quiet, and looks at what was left behind.
@@ -342,6 +366,10 @@ impl Retry {
 
 fn request(body: &str) -> Request<StepBody> {
     keyed("k", "").map(|_| StepBody::text(body))
+}
+
+fn declared_length(headers: &http::HeaderMap) -> Option<u64> {
+    headers.get("content-length")?.to_str().ok()?.parse().ok()
 }
 
 const NOT_REPLAYABLE: Retry = Retry::Refusal(409, "idempotency_not_replayable");

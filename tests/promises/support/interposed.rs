@@ -1,5 +1,6 @@
 //! The in-memory store with something in between: each call can be halted, or fail, before and
-//! after it takes effect. So a call can also have been written without its answer arriving.
+//! after it takes effect. So a call can also have been written without its answer arriving, and, as
+//! in a store that is shared, nothing but a settlement or a withdrawal ends a claim.
 
 use std::{sync::Arc, time::Duration};
 
@@ -102,6 +103,7 @@ impl Store<StoredResponse> for Interposed {
             StoreFuture::new(async move {
                 Ok(match store.store.claim(request).await? {
                     ClaimReply::Mine(claim) => {
+                        let claim = Some(claim);
                         ClaimReply::Mine(Box::new(InterposedClaim { claim, store: store.clone() }))
                     }
                     reply => reply,
@@ -127,13 +129,35 @@ impl Store<StoredResponse> for Interposed {
 }
 
 struct InterposedClaim {
-    claim: Box<dyn Claim<StoredResponse>>,
+    /// There until it is settled.
+    claim: Option<Box<dyn Claim<StoredResponse>>>,
     store: Interposed,
+}
+
+impl InterposedClaim {
+    fn settle(
+        mut self: Box<Self>,
+        call: Call,
+        settle: impl FnOnce(Box<dyn Claim<StoredResponse>>) -> StoreFuture<Ownership> + Send + 'static,
+    ) -> StoreFuture<Ownership> {
+        let store = self.store.clone();
+        store.around(call, move || match self.claim.take() {
+            Some(claim) => settle(claim),
+            None => StoreFuture::ready(Ownership::Lost),
+        })
+    }
+}
+
+impl Drop for InterposedClaim {
+    fn drop(&mut self) {
+        // The claim in memory would notice that its owner is gone.
+        std::mem::forget(self.claim.take());
+    }
 }
 
 impl Claim<StoredResponse> for InterposedClaim {
     fn attempt(&self) -> u32 {
-        self.claim.attempt()
+        self.claim.as_ref().map_or(0, |claim| claim.attempt())
     }
 
     fn complete(
@@ -141,17 +165,14 @@ impl Claim<StoredResponse> for InterposedClaim {
         value: StoredResponse,
         retention: Duration,
     ) -> StoreFuture<Ownership> {
-        let Self { claim, store } = *self;
-        store.around(Call::Complete, move || claim.complete(value, retention))
+        self.settle(Call::Complete, move |claim| claim.complete(value, retention))
     }
 
     fn release(self: Box<Self>) -> StoreFuture<Ownership> {
-        let Self { claim, store } = *self;
-        store.around(Call::Release, move || claim.release())
+        self.settle(Call::Release, |claim| claim.release())
     }
 
     fn hold(self: Box<Self>, retention: Duration) -> StoreFuture<Ownership> {
-        let Self { claim, store } = *self;
-        store.around(Call::Hold, move || claim.hold(retention))
+        self.settle(Call::Hold, move |claim| claim.hold(retention))
     }
 }
