@@ -157,7 +157,7 @@ impl World {
             }
         });
         if branch.before == Before::InFlight {
-            probe = probe.first_run_waits_at(&gate);
+            probe = probe.runs_wait_at(&gate, 1);
         }
         let interposed = Interposed::stepping(&store)
             .before({

@@ -8,3 +8,4 @@ mod support;
 
 mod cancellation;
 mod replay;
+mod single_flight;

@@ -59,8 +59,8 @@ pub struct Probe {
 struct Shared {
     script: Box<Script>,
     runs: Runs,
-    /// The first run waits here.
-    gate: Option<Gate>,
+    /// So many runs, the first ones, wait here.
+    gate: Option<(Gate, usize)>,
     readiness_polls: AtomicUsize,
     readiness_errors_left: AtomicUsize,
     promised: AtomicUsize,
@@ -92,9 +92,9 @@ impl Probe {
         Self::new(|_| Reply::Status(200))
     }
 
-    /// Lets the first run wait at `gate`. Only before the first clone.
-    pub fn first_run_waits_at(mut self, gate: &Gate) -> Self {
-        Arc::get_mut(&mut self.shared).unwrap().gate = Some(gate.clone());
+    /// Lets the first `runs` runs wait at `gate`. Only before the first clone.
+    pub fn runs_wait_at(mut self, gate: &Gate, runs: usize) -> Self {
+        Arc::get_mut(&mut self.shared).unwrap().gate = Some((gate.clone(), runs));
         self
     }
 
@@ -212,11 +212,11 @@ impl<B: Send + 'static> Service<Request<RequestBody<B>>> for Probe {
         let number = self.shared.runs.run();
         let reply = (self.shared.script)(number);
         assert!(reply != Reply::PanicInCall, "the call panics, as it was told to");
-        let gate = self.shared.gate.clone().filter(|_| number == 1);
+        let gate = self.shared.gate.clone().filter(|(_, runs)| number <= *runs);
         Box::pin(async move {
             let _promise = promise;
             pend_once().await;
-            if let Some(gate) = gate {
+            if let Some((gate, _)) = gate {
                 gate.pass().await;
             }
             drop(request);
