@@ -7,5 +7,6 @@
 mod support;
 
 mod cancellation;
+mod readiness;
 mod replay;
 mod single_flight;
