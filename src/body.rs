@@ -150,6 +150,13 @@ impl<B: Body> ResponseBody<B> {
     }
 }
 
+/// Empty: what layers further out (CORS, time-outs, authentication) answer with by themselves.
+impl<B: Body> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self::whole(Bytes::new(), None)
+    }
+}
+
 impl<B> Body for ResponseBody<B>
 where
     B: Body<Data = Bytes> + Send + 'static,
