@@ -6,6 +6,7 @@
 pub mod interposed;
 pub mod probe;
 pub mod steps;
+pub mod stack;
 
 use std::{
     future::Future,
