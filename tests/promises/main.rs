@@ -8,5 +8,6 @@ mod support;
 
 mod cancellation;
 mod readiness;
+mod failure;
 mod replay;
 mod single_flight;

@@ -6,6 +6,7 @@
 pub mod interposed;
 pub mod probe;
 pub mod steps;
+pub mod cue;
 pub mod stack;
 
 use std::{

@@ -3,6 +3,7 @@
 
 use std::{
     collections::VecDeque,
+    fmt,
     future::Future,
     pin::Pin,
     sync::{
@@ -18,6 +19,7 @@ use futures_util::future::BoxFuture;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+use tokio::task::JoinHandle;
 use tower::{Layer, Service, ServiceExt};
 use tower_idempotency::{
     Idempotency, IdempotencyLayer, MemoryStore, RequestBody, ResponseBody, StoredResponse, scope,
@@ -27,13 +29,36 @@ use super::{Answer, Gate, Runs, within};
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
+/// The error of every body and handler in these tests. (A type with a name: rustc cannot prove a
+/// task `Send` that holds a `dyn Error` within a body's type.)
+#[derive(Debug)]
+pub struct AnyError(BoxError);
+
+impl AnyError {
+    pub fn new(error: impl Into<BoxError>) -> Self {
+        Self(error.into())
+    }
+}
+
+impl fmt::Display for AnyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for AnyError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&*self.0)
+    }
+}
+
 /// The body of every request and response in these tests.
-pub type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
+pub type AnyBody = UnsyncBoxBody<Bytes, AnyError>;
 
 /// A request as a handler gets it.
 pub type Inner = Request<RequestBody<AnyBody>>;
 
-type Handle = dyn Fn(usize, Inner) -> BoxFuture<'static, Result<Response<AnyBody>, BoxError>>
+type Handle = dyn Fn(usize, Inner) -> BoxFuture<'static, Result<Response<AnyBody>, AnyError>>
     + Send
     + Sync;
 
@@ -48,7 +73,7 @@ impl Handler {
     pub fn new<F, R>(handle: F) -> Self
     where
         F: Fn(usize, Inner) -> R + Send + Sync + 'static,
-        R: Future<Output = Result<Response<AnyBody>, BoxError>> + Send + 'static,
+        R: Future<Output = Result<Response<AnyBody>, AnyError>> + Send + 'static,
     {
         let handle: Arc<Handle> = Arc::new(move |run, request| Box::pin(handle(run, request)));
         Self { runs: Runs::default(), handle }
@@ -57,10 +82,10 @@ impl Handler {
 
 impl Service<Inner> for Handler {
     type Response = Response<AnyBody>;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Response<AnyBody>, BoxError>>;
+    type Error = AnyError;
+    type Future = BoxFuture<'static, Result<Response<AnyBody>, AnyError>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), AnyError>> {
         Poll::Ready(Ok(()))
     }
 
@@ -80,7 +105,7 @@ impl Stack {
     pub fn new<F, R>(layer: &IdempotencyLayer, handle: F) -> Self
     where
         F: Fn(usize, Inner) -> R + Send + Sync + 'static,
-        R: Future<Output = Result<Response<AnyBody>, BoxError>> + Send + 'static,
+        R: Future<Output = Result<Response<AnyBody>, AnyError>> + Send + 'static,
     {
         let handler = Handler::new(handle);
         Self { runs: handler.runs.clone(), service: layer.layer(handler) }
@@ -100,27 +125,38 @@ impl Stack {
     }
 
     /// Sends one request through a clone of the service; the body is not read.
-    pub async fn call<B>(
-        &self,
-        request: Request<B>,
-    ) -> Result<Response<ResponseBody<AnyBody>>, BoxError>
+    pub fn call<B>(&self, request: Request<B>) -> BoxFuture<'static, Called>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        within(self.service.clone().oneshot(request.map(any))).await
+        let call: BoxFuture<'static, Called> =
+            Box::pin(self.service.clone().oneshot(request.map(any)));
+        Box::pin(async move { within(call).await })
     }
 
     /// Sends one request and reads the answer.
-    pub async fn send<B>(&self, request: Request<B>) -> Answer
+    pub fn send<B>(&self, request: Request<B>) -> BoxFuture<'static, Answer>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let response = self.call(request).await.unwrap();
-        within(Answer::read(response)).await
+        let call = self.call(request);
+        Box::pin(async move { within(Answer::read(call.await.unwrap())).await })
+    }
+
+    /// Sends one request and reads the answer, in a task of its own.
+    pub fn spawn<B>(&self, request: Request<B>) -> JoinHandle<Answer>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        tokio::spawn(self.send(request))
     }
 }
+
+/// What comes of a call.
+pub type Called = Result<Response<ResponseBody<AnyBody>>, AnyError>;
 
 /// A layer with one tenant, and its store.
 pub fn layer() -> (IdempotencyLayer, MemoryStore<StoredResponse>) {
@@ -133,7 +169,7 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    body.map_err(Into::into).boxed_unsync()
+    body.map_err(AnyError::new).boxed_unsync()
 }
 
 /// A response whose length is known.
@@ -232,8 +268,8 @@ impl Script {
 #[derive(Debug)]
 pub struct Broken;
 
-impl std::fmt::Display for Broken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the body broke")
     }
 }

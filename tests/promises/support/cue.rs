@@ -1,0 +1,205 @@
+//! A store that fails, hangs or waits on cue, around the one in memory. A claim whose settlement
+//! fails stays in flight, as it would in a store that cannot be reached.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use http::Extensions;
+use tower_idempotency::{
+    Fingerprint, MemoryStore, OperationId, Store, StoredResponse, Token,
+    store::{Claim, ClaimReply, ClaimRequest, Ownership, StoreError, StoreFuture},
+};
+
+use super::Gate;
+
+/// What a store can be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Call {
+    Lookup,
+    Claim,
+    Withdraw,
+    Expire,
+    Retain,
+    Complete,
+    Release,
+    Hold,
+}
+
+/// What becomes of it.
+#[derive(Debug, Clone)]
+pub enum Cue {
+    /// It fails, and nothing is done.
+    Fail,
+    /// It never answers, and nothing is done.
+    Hang,
+    /// It is done, but the answer never comes.
+    LoseAnswer,
+    /// It is done after the gate.
+    Wait(Gate),
+}
+
+/// What the claims of this store add to the request's extensions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transaction(pub &'static str);
+
+#[derive(Clone, Default)]
+pub struct CueStore {
+    pub memory: MemoryStore<StoredResponse>,
+    cues: Arc<Mutex<HashMap<Call, Cue>>>,
+    calls: Arc<Mutex<Vec<Call>>>,
+    /// The claims that were not settled.
+    kept: Arc<Mutex<Vec<Box<dyn Claim<StoredResponse>>>>>,
+    lookup_is_dear: bool,
+}
+
+impl CueStore {
+    /// One whose look-up is as dear as a claim.
+    pub fn remote() -> Self {
+        Self { lookup_is_dear: true, ..Self::default() }
+    }
+
+    pub fn cue(&self, call: Call, cue: Cue) {
+        self.cues.lock().unwrap().insert(call, cue);
+    }
+
+    /// All is well again.
+    pub fn heal(&self) {
+        self.cues.lock().unwrap().clear();
+    }
+
+    /// What it has been asked so far.
+    pub fn calls(&self) -> Vec<Call> {
+        self.calls.lock().unwrap().clone()
+    }
+
+    pub fn called(&self, call: Call) -> usize {
+        self.calls().into_iter().filter(|called| *called == call).count()
+    }
+
+    fn answer<T: Send + 'static>(
+        &self,
+        call: Call,
+        answer: impl FnOnce() -> StoreFuture<T> + Send + 'static,
+    ) -> StoreFuture<T> {
+        self.calls.lock().unwrap().push(call);
+        let cue = self.cues.lock().unwrap().get(&call).cloned();
+        match cue {
+            None => answer(),
+            Some(Cue::Fail) => StoreFuture::failed(failure()),
+            Some(Cue::Hang) => StoreFuture::new(std::future::pending()),
+            Some(Cue::LoseAnswer) => {
+                let answer = answer();
+                StoreFuture::new(async move {
+                    // What it did must not be undone by a drop of its answer.
+                    std::mem::forget(answer.await);
+                    std::future::pending().await
+                })
+            }
+            Some(Cue::Wait(gate)) => StoreFuture::new(async move {
+                gate.pass().await;
+                answer().await
+            }),
+        }
+    }
+}
+
+fn failure() -> StoreError {
+    StoreError::new("secret-store-address refused the connection")
+}
+
+impl fmt::Debug for CueStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CueStore").finish_non_exhaustive()
+    }
+}
+
+impl Store<StoredResponse> for CueStore {
+    fn lookup(&self, id: OperationId) -> StoreFuture<Option<Fingerprint>> {
+        let memory = self.memory.clone();
+        self.answer(Call::Lookup, move || memory.lookup(id))
+    }
+
+    fn lookup_is_cheap(&self) -> bool {
+        !self.lookup_is_dear
+    }
+
+    fn claim(&self, request: ClaimRequest) -> StoreFuture<ClaimReply<StoredResponse>> {
+        let store = self.clone();
+        self.answer(Call::Claim, move || {
+            StoreFuture::new(async move {
+                Ok(match store.memory.claim(request).await? {
+                    ClaimReply::Mine(claim) => {
+                        ClaimReply::Mine(Box::new(CueClaim { claim: Some(claim), store }))
+                    }
+                    other => other,
+                })
+            })
+        })
+    }
+
+    fn withdraw(&self, id: OperationId, token: Token) -> StoreFuture<Ownership> {
+        let memory = self.memory.clone();
+        self.answer(Call::Withdraw, move || memory.withdraw(id, token))
+    }
+
+    fn expire(&self, id: OperationId, token: Token) -> StoreFuture<Ownership> {
+        let memory = self.memory.clone();
+        self.answer(Call::Expire, move || memory.expire(id, token))
+    }
+
+    fn retain(&self, id: OperationId, token: Token, retention: Duration) -> StoreFuture<Ownership> {
+        let memory = self.memory.clone();
+        self.answer(Call::Retain, move || memory.retain(id, token, retention))
+    }
+}
+
+struct CueClaim {
+    claim: Option<Box<dyn Claim<StoredResponse>>>,
+    store: CueStore,
+}
+
+impl CueClaim {
+    fn settle(
+        mut self: Box<Self>,
+        call: Call,
+        settle: impl FnOnce(Box<dyn Claim<StoredResponse>>) -> StoreFuture<Ownership> + Send + 'static,
+    ) -> StoreFuture<Ownership> {
+        let claim = self.claim.take().unwrap();
+        let cue = self.store.cues.lock().unwrap().get(&call).cloned();
+        if let Some(Cue::Fail | Cue::Hang) = cue {
+            self.store.kept.lock().unwrap().push(claim);
+            return self.store.answer(call, || unreachable!("it fails or hangs"));
+        }
+        self.store.answer(call, move || settle(claim))
+    }
+}
+
+impl Claim<StoredResponse> for CueClaim {
+    fn attempt(&self) -> u32 {
+        self.claim.as_ref().unwrap().attempt()
+    }
+
+    fn extend(&mut self, extensions: &mut Extensions) {
+        extensions.insert(Transaction("begun"));
+    }
+
+    fn complete(
+        self: Box<Self>,
+        value: StoredResponse,
+        retention: Duration,
+    ) -> StoreFuture<Ownership> {
+        self.settle(Call::Complete, move |claim| claim.complete(value, retention))
+    }
+
+    fn release(self: Box<Self>) -> StoreFuture<Ownership> {
+        self.settle(Call::Release, |claim| claim.release())
+    }
+
+    fn hold(self: Box<Self>, retention: Duration) -> StoreFuture<Ownership> {
+        self.settle(Call::Hold, move |claim| claim.hold(retention))
+    }
+}
