@@ -42,11 +42,12 @@ where
 
     let declared = body.size_hint().exact().or_else(|| declared_length(&parts.headers));
     let mut body = Box::pin(body);
-    if declared.is_none_or(|length| length > limit as u64) {
+    let within = declared.and_then(|length| usize::try_from(length).ok().filter(|l| *l <= limit));
+    let Some(length) = within else {
         let follow = Follow::new(body, executing, answered, location(&parts), declared);
         return Response::from_parts(parts, ResponseBody::followed(Followed::new(follow)));
-    }
-    let body = match collect(body.as_mut()).await {
+    };
+    let body = match collect(body.as_mut(), length).await {
         Ok((data, trailers)) => {
             let settlement = match executing.verdict(&answered, trailers.as_ref()) {
                 Verdict::Record => Settlement::Record(StoredResponse::response(
@@ -58,6 +59,10 @@ where
                 Verdict::Hold => Settlement::Hold,
             };
             executing.settle(settlement).await;
+            ResponseBody::whole(data, trailers)
+        }
+        Err(Break::Short(data, trailers)) => {
+            executing.fail().await;
             ResponseBody::whole(data, trailers)
         }
         Err(Break::Error(data, error)) => {
@@ -75,13 +80,18 @@ where
 
 /// How a body ended before its end.
 enum Break<E> {
+    /// It just ended, short of the length that it declared.
+    Short(Bytes, Option<HeaderMap>),
     Error(Bytes, E),
     Panic(Panic),
 }
 
-/// Reads a body that says itself that it is short enough. One that goes on is read on: what is
-/// sent is cut where it said, by its own `Content-Length`, so nothing may follow.
-async fn collect<B>(mut body: Pin<&mut B>) -> Result<(Bytes, Option<HeaderMap>), Break<B::Error>>
+/// Reads a body that declares that it is `length` bytes long. What goes on past that is cut off, as
+/// it would be on its way to the caller.
+async fn collect<B>(
+    mut body: Pin<&mut B>,
+    length: usize,
+) -> Result<(Bytes, Option<HeaderMap>), Break<B::Error>>
 where
     B: Body<Data = Bytes>,
 {
@@ -90,8 +100,19 @@ where
     loop {
         let frame = poll_fn(|context| catch_poll(|| body.as_mut().poll_frame(context))).await;
         match frame.map_err(Break::Panic)?.map(|frame| frame.map(Frame::into_data)) {
+            None if collected.len() < length => {
+                return Err(Break::Short(collected.finish(), trailers));
+            }
             None => return Ok((collected.finish(), trailers)),
-            Some(Ok(Ok(data))) => collected.push(data),
+            Some(Ok(Ok(mut data))) => {
+                let room = length - collected.len();
+                let goes_on = data.len() > room;
+                data.truncate(room);
+                collected.push(data);
+                if goes_on {
+                    return Ok((collected.finish(), trailers));
+                }
+            }
             Some(Ok(Err(frame))) => {
                 if let Ok(more) = frame.into_trailers() {
                     trailers.get_or_insert_default().extend(more);

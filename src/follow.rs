@@ -114,14 +114,14 @@ where
                     }
                     Err(frame) => match frame.into_trailers() {
                         Ok(trailers) => {
-                            self.ended(Some(&trailers));
+                            self.over(Some(&trailers));
                             self.end = Some(End::Trailers(trailers));
                         }
                         // A kind of frame that is not known yet: not ours to judge.
                         Err(frame) => return Poll::Ready(Some(Ok(frame))),
                     },
                 },
-                Ok(None) => self.ended(None),
+                Ok(None) => self.over(None),
                 Ok(Some(Err(error))) => {
                     self.broke();
                     self.end = Some(End::Error(error));
@@ -134,13 +134,23 @@ where
         }
     }
 
-    /// The data to pass on now. What would make the response look complete is kept back.
-    fn pass(&mut self, data: Bytes) -> Option<Bytes> {
-        self.delivered += data.len() as u64;
-        if self.declared.is_some_and(|declared| self.delivered >= declared) {
-            return self.last_data.replace(data);
+    /// The data to pass on now. What would make the response look complete is kept back; what goes
+    /// on past the declared length is cut off here, as it would be on its way.
+    fn pass(&mut self, mut data: Bytes) -> Option<Bytes> {
+        let Some(declared) = self.declared else { return Some(data) };
+        let room = usize::try_from(declared - self.delivered).unwrap_or(usize::MAX);
+        if data.len() > room {
+            data.truncate(room);
+            self.ended(None);
         }
-        Some(data)
+        self.delivered += data.len() as u64;
+        if self.delivered < declared {
+            return Some(data);
+        }
+        if !data.is_empty() {
+            self.last_data = Some(data);
+        }
+        None
     }
 
     fn take_kept_back(&mut self) -> Option<Result<Frame<Bytes>, B::Error>> {
@@ -151,6 +161,15 @@ where
             End::Trailers(trailers) => Some(Ok(Frame::trailers(trailers))),
             End::Error(error) => Some(Err(error)),
             End::Panic(panic) => panic.resume(),
+        }
+    }
+
+    /// The body has come to its end, which may be short of the length that it declared.
+    fn over(&mut self, trailers: Option<&HeaderMap>) {
+        if self.declared.is_some_and(|declared| self.delivered < declared) {
+            self.broke();
+        } else {
+            self.ended(trailers);
         }
     }
 
@@ -235,8 +254,11 @@ where
     B::Error: Send,
 {
     if let (Some(leave), false) = (follow.leave.take(), follow.is_settled()) {
-        leave.finish(
-            async move { while poll_fn(|context| follow.poll(context)).await.is_some() {} },
-        );
+        leave.finish(async move {
+            while poll_fn(|context| follow.poll(context)).await.is_some() {
+                // A body that is always ready would never let its time be up.
+                tokio::task::consume_budget().await;
+            }
+        });
     }
 }
