@@ -295,11 +295,11 @@ async fn past_the_point_of_no_return_every_end_without_a_recorded_answer_is_held
                     End::Said(status, said) => Ok(with_extension(text(status, ""), said)),
                     End::Error => Err(AnyError::new("an error")),
                     End::Panic => panic!("as it was told"),
-                    End::BrokenBody => Ok(text(200, "").map(|_| {
-                        any(Script::new([Step::data("1"), Step::Break]).says(2))
-                    })),
-                    End::BrokenStream => Ok(text(200, "")
-                        .map(|_| any(Script::new([Step::data("1"), Step::Break])))),
+                    End::BrokenBody => Ok(text(200, "")
+                        .map(|_| any(Script::new([Step::data("1"), Step::Break]).says(2)))),
+                    End::BrokenStream => {
+                        Ok(text(200, "").map(|_| any(Script::new([Step::data("1"), Step::Break]))))
+                    }
                 }
             });
             assert_eq!(left_by(&stack).await, left, "{rule:?} {end:?}");

@@ -11,3 +11,4 @@ mod readiness;
 mod failure;
 mod replay;
 mod single_flight;
+mod response_body;

@@ -381,7 +381,8 @@ async fn a_replay_carries_the_cors_headers_of_its_own_exchange() {
         request.headers_mut().insert("origin", origin.parse().unwrap());
         let answer = send(&service, request).await;
         assert_eq!(answer.is_replay(), is_replay);
-        let allowed: Vec<_> = answer.headers.get_all("access-control-allow-origin").iter().collect();
+        let allowed: Vec<_> =
+            answer.headers.get_all("access-control-allow-origin").iter().collect();
         assert_eq!(allowed, [origin]);
         assert_eq!(answer.headers.contains_key("access-control-max-age"), !is_replay);
     }

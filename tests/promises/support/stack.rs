@@ -58,9 +58,8 @@ pub type AnyBody = UnsyncBoxBody<Bytes, AnyError>;
 /// A request as a handler gets it.
 pub type Inner = Request<RequestBody<AnyBody>>;
 
-type Handle = dyn Fn(usize, Inner) -> BoxFuture<'static, Result<Response<AnyBody>, AnyError>>
-    + Send
-    + Sync;
+type Handle =
+    dyn Fn(usize, Inner) -> BoxFuture<'static, Result<Response<AnyBody>, AnyError>> + Send + Sync;
 
 /// A handler that counts its runs; each is told its number, from 1.
 #[derive(Clone)]
