@@ -297,7 +297,6 @@ async fn start_run(
 
     // The run goes on after the answer, and keeps its place under the ceiling until it ends.
     let permit = slot.and_then(|slot| slot.take_permit());
-    let is_keyed = handle.is_some();
     let entry_ends = Instant::now() + service.ttl.min(FOR_EVER);
     let (id, background) = (run_id.clone(), service.clone());
     tokio::spawn(async move {
@@ -306,10 +305,14 @@ async fn start_run(
             run.status = "completed";
         }
         drop(permit);
-        // What a retry is pointed to is there for as long as the retry is answered.
-        let forgotten =
-            if is_keyed { entry_ends } else { Instant::now() + background.ttl.min(FOR_EVER) };
-        tokio::time::sleep_until(forgotten).await;
+        // What a retry is pointed to is there for as long as the retry is answered: the entry, a
+        // moment younger than this clock, is ended first.
+        if let Some(handle) = handle {
+            tokio::time::sleep_until(entry_ends).await;
+            let _already_ended = handle.expire().await;
+        } else {
+            tokio::time::sleep(background.ttl.min(FOR_EVER)).await;
+        }
         background.runs().by_id.remove(&id);
     });
 
