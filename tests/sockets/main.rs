@@ -1,0 +1,22 @@
+//! What the crate promises, over real sockets, one file per promise. Most of it drives
+//! `examples/server.rs` as a black box; what that server does not do is asked of a hyper server in
+//! here (`wire`), and the hyper example is driven too.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod support;
+
+mod callers;
+mod capacity;
+mod ceiling;
+mod disconnects;
+mod hostile;
+mod hyper_example;
+mod keys;
+mod looking_in;
+mod races;
+mod retention;
+mod retries;
+mod settings;
+mod shutdown;
+mod uploads;
