@@ -17,6 +17,10 @@ use crate::{
 
 mod memory;
 
+#[cfg(feature = "test-util")]
+#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
+pub mod conformance;
+
 pub use memory::MemoryStore;
 
 /// Holds the entries, generic over the value that a record keeps.

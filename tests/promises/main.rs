@@ -12,3 +12,4 @@ mod failure;
 mod replay;
 mod single_flight;
 mod response_body;
+mod store;
