@@ -1,6 +1,6 @@
 //! Where entries live. In: an operation id with a fingerprint; out: the one atomic decision about
-//! it. [`Store`] is the contract, [`MemoryStore`] the default; the [conformance
-//! suite](crate::store::conformance) (feature `test-util`) is the contract as tests.
+//! it. [`Store`] is the contract, [`MemoryStore`] the default; `conformance` (feature
+//! `test-util`) is the contract as tests, for any store.
 
 use std::{
     fmt,
@@ -25,53 +25,87 @@ pub use memory::MemoryStore;
 
 /// Holds the entries, generic over the value that a record keeps.
 ///
-/// [`claim`](Store::claim) is the one step that decides; everything a store promises follows from
-/// its being atomic:
+/// There is at most one entry under an id: a claim in flight, a held entry, or a record. (A
+/// tombstone is a record whose value says that there is no response to replay.) What a store
+/// promises of them, and the suite in `store::conformance` (feature `test-util`) checks:
 ///
-/// - one id has at most one entry, and at most one claim on it is in flight;
-/// - only the token of a claim settles it: a late or foreign settlement changes nothing and says
-///   [`Ownership::Lost`];
-/// - a record never changes, and nothing live is dropped to make room.
+/// - **One owner.** [`claim`](Store::claim) is one atomic step. Of claims that race for an id,
+///   exactly one wins, also when they find an entry that has just ended; the others change
+///   nothing, whatever they were answered and whatever becomes of the answer.
+/// - **Fenced.** Only the token of a claim settles it, and only once. Whoever comes later, or with
+///   another token, changes nothing and is told [`Ownership::Lost`], whatever is there by then.
+/// - **Written once.** A record gives back its value, the same to everybody, until it ends.
+/// - **By its retention.** A record or held entry lives from its settlement for as long as was said
+///   then, or last with [`retain`](Store::retain): not from the claim, and no longer for being
+///   asked about. Zero leaves nothing; [`Duration::MAX`] is as good as for ever. A claim in flight
+///   has no retention. An entry that has ended is as if it had never been: no conflict, no room
+///   taken, nothing to settle, retain or expire, whether it has been cleared or not.
+/// - **Never evicting.** Every live entry takes room, whatever its state, and every end gives it
+///   back. Where there is none, a new id is refused, nothing live is dropped, and the refusal
+///   leaves nothing behind. Ids that have an entry are answered all the same.
+/// - **Heard by all.** Every end of a claim wakes everybody who was told that it is in flight.
+/// - **All or nothing.** A call may be dropped at any await: it leaves what was there before or
+///   what would be there after. The engine drops calls, for it puts a time-out around each.
 ///
-/// The engine puts a time-out around every call. A call may be dropped at any await; a store then
-/// leaves either what was there before or what would be there after.
+/// An id is 32 bytes, all of which count and which are not text. Fingerprints are the same if they
+/// compare equal (`==`), which is not to say that all of their bytes are.
+///
+/// A store that cannot read what it finds answers with an error, never with a claim: its caller
+/// refuses the request, and nothing runs unprotected.
 pub trait Store<V>: Send + Sync + 'static {
-    /// What is under `id` right now: its fingerprint, or nothing. Advisory: the answer may be old
-    /// when it arrives, so nothing is decided by it.
+    /// What is under `id`: the whole fingerprint that it was claimed with, or nothing. It changes
+    /// nothing and claims nothing.
+    ///
+    /// It sees what was there at some moment between call and answer, so nothing is decided by it.
     fn lookup(&self, id: OperationId) -> StoreFuture<Option<Fingerprint>>;
 
     /// Is a look-up so cheap that it saves work to do one before each claim? Otherwise it is done
     /// only where a guard needs it.
     fn lookup_is_cheap(&self) -> bool;
 
-    /// Claims `request.id`, or says what is there instead, in one atomic step. A claim repeated
-    /// with the token of a claim that is still in flight is the same claim.
+    /// Claims `request.id`, or says what is there instead, in one atomic step.
+    ///
+    /// Where several answers hold, the first of these is given: [`Mine`](ClaimReply::Mine) to the
+    /// token of the claim in flight, [`Conflict`](ClaimReply::Conflict), what is there,
+    /// [`Full`](ClaimReply::Full).
+    ///
+    /// A claim repeated with the token of a claim in flight is the same claim: the same attempt, no
+    /// room taken, and either of the two settles it, for both. So a request whose answer was lost
+    /// may be sent again. Once it has been settled, its token is a token like any other here.
     fn claim(&self, request: ClaimRequest) -> StoreFuture<ClaimReply<V>>;
 
-    /// Takes back a claim in flight whose answer never arrived, by its token. Nothing to take back
-    /// is no error.
+    /// Takes back a claim in flight whose answer never arrived, by its token, and leaves nothing.
+    /// [`Ownership::Lost`] if there is no claim of that token in flight, which is no error.
     fn withdraw(&self, id: OperationId, token: Token) -> StoreFuture<Ownership>;
 
-    /// Ends the record or held entry that the claim with this token left.
+    /// Ends the record or held entry that the claim with this token left. [`Ownership::Lost`] if
+    /// there is none, also while that claim is in flight.
     fn expire(&self, id: OperationId, token: Token) -> StoreFuture<Ownership>;
 
     /// Lets the record or held entry that the claim with this token left live for `retention` from
-    /// now, longer or shorter than before.
+    /// now, longer or shorter than before. [`Ownership::Lost`] if there is none, also while that
+    /// claim is in flight; what has ended is not revived.
     fn retain(&self, id: OperationId, token: Token, retention: Duration) -> StoreFuture<Ownership>;
 }
 
 /// The exclusive right to execute one operation. It ends in exactly one of complete, release and
 /// hold.
+///
+/// Dropped unsettled, it ends by itself and leaves nothing: at once in a store whose entries end
+/// with its process; elsewhere within a lease, for a process that dies drops nothing. A claim that
+/// is over ends nothing of others when it is dropped. While its owner lives it goes on, however
+/// long that takes: a store with leases renews them.
 pub trait Claim<V>: Send + Sync + 'static {
-    /// Which execution of this operation it is that a store has seen begin without an end,
-    /// counting from 1.
+    /// Which execution of this operation it is, counting from 1 and only those that the store saw
+    /// begin and not end: above 1, an earlier one was abandoned. After a settlement, or a
+    /// withdrawal, it is 1 again.
     fn attempt(&self) -> u32;
 
     /// Adds what the handler may need of this claim, such as a transaction, to the request's
     /// extensions. Adds nothing by default.
     fn extend(&mut self, _extensions: &mut http::Extensions) {}
 
-    /// Records `value`, to live for `retention` from now.
+    /// Records `value`, to live for `retention` from now. On an error it may be there all the same.
     fn complete(self: Box<Self>, value: V, retention: Duration) -> StoreFuture<Ownership>;
 
     /// Ends the claim and leaves nothing: the next one runs.
@@ -106,18 +140,20 @@ impl ClaimRequest {
 pub enum ClaimReply<V> {
     /// The caller executes.
     Mine(Box<dyn Claim<V>>),
-    /// There is an entry, with another fingerprint: whatever its state.
+    /// There is an entry, with another fingerprint, whatever its state. It stays as it was.
     Conflict,
     /// The finished value.
     Recorded(V),
     /// An execution ended with an unknown outcome.
     Held,
-    /// Another claim is in flight. The future resolves, at the latest, soon after that claim ends;
-    /// it may resolve early, so the waiter claims again and sees.
+    /// Another claim is in flight. The future resolves, at the latest, soon after that claim ends,
+    /// also if it ended before the first poll. It may resolve early, so the waiter claims again and
+    /// sees; but not again and again, for then the waiter would be busy.
     InFlight(StoreFuture<()>),
     /// No room for another entry, and nothing live is dropped for one.
     Full {
-        /// How long until the earliest entry expires, where the store knows.
+        /// How long until the earliest entry expires, where the store knows: never more, and when
+        /// it is over there is room.
         room_in: Option<Duration>,
     },
 }

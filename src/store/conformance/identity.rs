@@ -35,7 +35,7 @@ pub(super) async fn conflict_changes_nothing<V: Value>(suite: &Suite<V>) -> Chec
         if let Some(own) = put.own {
             must(own.release().await?, Ownership::Held, "the owner's release after a conflict")?;
         } else {
-            suite.pass(6).await;
+            suite.pass(5).await;
             bench.finds(id, &Seen::Nothing, "when its own retention is over").await?;
         }
     }

@@ -11,16 +11,16 @@
 //! ```
 //! use tower_idempotency::store::{MemoryStore, conformance::Suite};
 //!
-//! #[tokio::main(flavor = "current_thread")]
-//! async fn main() {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() {
 //! # tokio::time::pause();
-//!     Suite::new(
-//!         |capacity| async move { MemoryStore::new().capacity(capacity) },
-//!         |number| format!("value {number}"),
-//!     )
-//!     .run()
-//!     .await;
-//! }
+//! Suite::new(
+//!     |capacity| async move { MemoryStore::new().capacity(capacity) },
+//!     |number| format!("value {number}"),
+//! )
+//! .run()
+//! .await;
+//! # }
 //! ```
 //!
 //! The first closure makes a store that is empty and has room for so many live entries; it is
@@ -35,7 +35,7 @@
 //!
 //! The cases that need time let it pass with tokio's `sleep`. Against a server's clock that is
 //! real time, so make [`Suite::tick`] longer than a call takes; all cases together then last about
-//! 200 ticks. For a store in process whose clock is tokio's, pause it
+//! 300 ticks. For a store in process whose clock is tokio's, pause it
 //! (`#[tokio::test(start_paused = true)]`) and they last no time. For a clock of your own, there is
 //! [`Suite::passing_time_by`].
 //!

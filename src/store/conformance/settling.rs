@@ -179,6 +179,11 @@ pub(super) async fn expire_ends_what_its_claim_left<V: Value>(suite: &Suite<V>) 
         let next = bench.put(id, state, bench.long()).await?;
         must(bench.expire(id, put.token).await?, Ownership::Lost, "expiring the next one's")?;
         bench.finds(id, &next.seen, "after the one before tried to expire it").await?;
+
+        must(bench.expire(id, next.token).await?, Ownership::Held, "expiring the next one")?;
+        let last = bench.put(id, state, suite.ticks(1)).await?;
+        suite.pass(2).await;
+        must(bench.expire(id, last.token).await?, Ownership::Lost, "expiring what has expired")?;
     }
     Ok(())
 }
@@ -206,10 +211,10 @@ pub(super) async fn retain_needs_what_its_claim_left<V: Value>(suite: &Suite<V>)
             suite.pass(3).await;
             bench.finds(id, &put.seen, "after another tried to retain it for less").await?;
             suite.pass(5).await;
-            bench.finds(id, &Seen::Nothing, "after another tried to retain it for more").await?;
+            // Nobody has looked since: there may be something left that could be revived.
             let said = bench.retain(id, put.token, retention).await?;
             must(said, Ownership::Lost, format_args!("retaining what was {state:?} and ended"))?;
-            bench.finds(id, &Seen::Nothing, "after retaining what had ended").await?;
+            bench.finds(id, &Seen::Nothing, "when its own retention is over").await?;
         }
     }
     Ok(())

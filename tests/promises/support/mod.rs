@@ -8,6 +8,7 @@ pub mod probe;
 pub mod steps;
 pub mod cue;
 pub mod stack;
+pub mod faults;
 pub mod naive_store;
 
 use std::{

@@ -20,107 +20,7 @@ use tower_idempotency::{
     store::{Claim, ClaimReply, ClaimRequest, Ownership, StoreFuture},
 };
 
-/// What is wrong with a store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Fault {
-    // Claims.
-    NewcomerTakesOver,
-    RefusalFreesTheClaim,
-    ConflictFreesTheClaim,
-    RepetitionIsInFlight,
-    RepetitionIsAnotherAttempt,
-    TokenIsRecognisedForEver,
-    WithdrawDoesNothing,
-    WithdrawAlwaysHolds,
-    WithdrawIsUnfenced,
-    WithdrawEndsRecords,
-    DropKeepsTheClaim,
-    EveryClaimIsAnAttempt,
-    AbandonedAttemptIsForgotten,
-    // Settlements.
-    ReplayTakesTheRecord,
-    AllRecordsShareTheValue,
-    CompletesTwice,
-    ReleaseEndsRecords,
-    ReleaseLeavesHeld,
-    HoldReleases,
-    CompleteIsUnfenced,
-    CompleteNeedsNoClaim,
-    ReleaseIsUnfenced,
-    HoldIsUnfenced,
-    LateSettlementSaysHeld,
-    DropIsUnfenced,
-    ExpireDoesNothing,
-    ExpireIsUnfenced,
-    ExpireEndsClaims,
-    RetainIsUnfenced,
-    RetainRevives,
-    RetainEndsClaims,
-    // Identity.
-    InFlightBeforeConflict,
-    HeldBeforeConflict,
-    ReplaysToAnyRequest,
-    ConflictTakesTheFingerprint,
-    ConflictExtends,
-    FingerprintsCompareAllBytes,
-    FingerprintsCompareExactBytes,
-    IdsAreCutShort,
-    IdsAreText,
-    DeadEntryConflicts,
-    LookupSeesTheDead,
-    LookupMissesHeld,
-    LookupTellsHalf,
-    LookupClaims,
-    LookupExpires,
-    // Waiters.
-    CompleteWakesNobody,
-    ReleaseWakesNobody,
-    HoldWakesNobody,
-    WithdrawWakesNobody,
-    DropWakesNobody,
-    EndWakesOne,
-    WaitBeginsLate,
-    WaitEndsAtOnce,
-    // Retention.
-    RecordLivesFromTheClaim,
-    RecordLivesForEver,
-    HeldLivesFromTheClaim,
-    HeldLivesForEver,
-    ReplayExtends,
-    LookupExtends,
-    ClaimExpires,
-    OldDeadlineStays,
-    ZeroIsForEver,
-    EndlessWrapsAround,
-    EndlessRetainWrapsAround,
-    RetainCountsFromCompletion,
-    RetainNeverLengthens,
-    RetainNeverShortens,
-    // Room.
-    NothingIsTooMuch,
-    RecordIsEvicted,
-    ClaimsTakeNoRoom,
-    HeldTakesNoRoom,
-    RecordsTakeNoRoom,
-    DeadTakeRoom,
-    WithdrawKeepsRoom,
-    ExpireGivesRoomTwice,
-    RefusalIsWritten,
-    RoomComesWithTheLast,
-    RoomComesAtOnce,
-    FullBeforeAnythingElse,
-    // Races.
-    LooksThenWrites,
-    LooksThenWritesOnThreads,
-    TakesOverTheDeadInSteps,
-    LostClaimReadsNothing,
-    SettlesInSteps,
-    CountsThenWrites,
-    RoomIsTakenBeforeTheEntry,
-    CompletesInSteps,
-}
-
-use Fault as F;
+use super::faults::Fault::{self, self as F};
 
 #[derive(Clone)]
 pub struct NaiveStore(Arc<Shared>);
@@ -195,12 +95,8 @@ impl Entry {
 }
 
 impl NaiveStore {
-    pub fn new(capacity: usize, fault: Option<Fault>) -> Self {
-        Self::leased(capacity, fault, None)
-    }
-
-    /// A claim dropped unsettled goes on for `lease`, as if its process had died.
-    pub fn leased(capacity: usize, fault: Option<Fault>, lease: Option<Duration>) -> Self {
+    /// With a lease, a claim dropped unsettled goes on for so long, as if its process had died.
+    pub fn new(capacity: usize, fault: Option<Fault>, lease: Option<Duration>) -> Self {
         Self(Arc::new(Shared {
             table: Mutex::new(Table { capacity, ..Table::default() }),
             fault,
@@ -416,7 +312,12 @@ impl NaiveStore {
         let key = self.key(request.id);
         match self.0.fault {
             Some(F::LooksThenWrites | F::LooksThenWritesOnThreads) => {
-                if let Some(reply) = self.there(&mut self.table(), &request) {
+                let there = {
+                    let mut table = self.table();
+                    self.clear_the_dead(&mut table);
+                    self.there(&mut table, &request)
+                };
+                if let Some(reply) = there {
                     return reply;
                 }
                 if self.is(F::LooksThenWrites) {
@@ -563,10 +464,7 @@ impl NaiveStore {
             Some(F::WithdrawEndsRecords) => how == How::Withdraw,
             _ => false,
         };
-        if is_fenced && entry.token != token {
-            return late;
-        }
-        if !entry.is_in_flight() && !ends_records && is_fenced {
+        if (is_fenced && entry.token != token) || (!entry.is_in_flight() && !ends_records) {
             return late;
         }
         if how == How::Withdraw && self.is(F::WithdrawDoesNothing) {
@@ -767,7 +665,9 @@ impl NaiveClaim {
             // Dropped before this, nothing has happened yet.
             self.is_settled = true;
             if store.is(F::CompletesInSteps) && how == How::Complete {
-                let _said = store.settle(id, token, How::Release, Left::Nothing);
+                if store.settle(id, token, How::Release, Left::Nothing) == Ownership::Lost {
+                    return Ok(Ownership::Lost);
+                }
                 yield_now().await;
                 let request = ClaimRequest::new(id, Fingerprint::of(["asked"]), token);
                 std::mem::forget(store.admit(&mut store.table(), &request));
