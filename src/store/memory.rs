@@ -210,9 +210,10 @@ impl<V> Shared<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Shared<V> {
-    /// Ends one entry: its slot, its line among the deadlines and its value.
-    fn end(&self, table: &mut Table, id: &OperationId) {
-        let Some(live) = table.entries.remove(id) else { return };
+    /// Ends one entry: its slot, its line among the deadlines and its value. Returned is what those
+    /// who wait for it hang on: to be dropped when the table is unlocked.
+    fn end(&self, table: &mut Table, id: &OperationId) -> Option<Live> {
+        let live = table.entries.remove(id)?;
         match live.state {
             State::InFlight { .. } => table.in_flight -= 1,
             State::Held { deadline } => {
@@ -223,13 +224,14 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
                 self.records.invalidate(id);
             }
         }
+        Some(live)
     }
 
     /// Clears up to `most` entries whose deadline has passed.
     fn sweep(&self, table: &mut Table, now: Instant, most: usize) {
         for _ in 0..most {
             match table.deadlines.first().copied() {
-                Some((deadline, id)) if deadline <= now => self.end(table, &id),
+                Some((deadline, id)) if deadline <= now => drop(self.end(table, &id)),
                 _ => break,
             }
         }
@@ -307,7 +309,10 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
         }
         let (state, deadline) = match left {
             Left::Nothing => {
-                self.end(&mut table, &id);
+                let ended = self.end(&mut table, &id);
+                // Those who wait wake when nothing is locked any more; so below.
+                drop(table);
+                drop(ended);
                 return Ownership::Held;
             }
             Left::Held(retention) => {
@@ -324,7 +329,6 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
         let claimed = std::mem::replace(&mut entry.get_mut().state, state);
         table.in_flight -= 1;
         table.deadlines.insert((deadline, id));
-        // Those who wait wake when nothing is locked any more.
         drop(table);
         drop(claimed);
         Ownership::Held
