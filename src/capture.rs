@@ -2,7 +2,7 @@
 //! response for the caller, its claim settled, or (if its length is unknown or too large) about to
 //! be settled as the body goes by ([`follow`](crate::follow)).
 
-use std::{future::poll_fn, pin::Pin};
+use std::{future::poll_fn, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, Response};
@@ -17,16 +17,27 @@ use crate::{
     },
     executing::Executing,
     follow::{Follow, Followed},
-    headers::REPLAYED,
-    outcome::{Answered, RetainFor, Verdict},
-    record::{StoredResponse, location},
+    headers::{HeaderPolicy, REPLAYED},
+    outcome::{Answered, RecordPolicy, RetainFor, Verdict},
+    record::{Head, StoredResponse},
 };
 
-/// Captures `response` and settles its claim; `limit` is the largest body that is recorded.
+/// What of a response is recorded.
+#[derive(Clone)]
+pub(crate) struct Capture {
+    /// The largest body, in bytes.
+    pub(crate) limit: usize,
+    /// Are bodies of unknown length recorded?
+    pub(crate) streams: bool,
+    pub(crate) headers: HeaderPolicy,
+    pub(crate) policy: Option<Arc<RecordPolicy>>,
+}
+
+/// Captures `response` and settles its claim.
 pub(crate) async fn capture<B>(
     response: Response<B>,
     executing: Executing,
-    limit: usize,
+    capture: &Capture,
 ) -> Response<ResponseBody<B>>
 where
     B: Body<Data = Bytes> + Send + 'static,
@@ -35,23 +46,30 @@ where
     let (mut parts, body) = response.into_parts();
     // The marker is ours: on a first answer it would be a lie.
     parts.headers.remove(REPLAYED);
-    let answered = Answered::new(&parts);
+    let answered = Answered::new(&parts, capture.policy.as_deref());
     if let Some(RetainFor(retention)) = parts.extensions.get() {
         executing.claim.progress().wish_to_retain_for(*retention);
     }
+    let head = Head {
+        status: parts.status,
+        headers: parts.headers.clone(),
+        policy: capture.headers.clone(),
+    };
 
     let declared = body.size_hint().exact().or_else(|| declared_length(&parts.headers));
     let mut body = Box::pin(body);
-    let within = declared.and_then(|length| usize::try_from(length).ok().filter(|l| *l <= limit));
-    let Some(length) = within else {
-        let follow = Follow::new(body, executing, answered, location(&parts), declared);
+    let within = |length| usize::try_from(length).ok().filter(|length| *length <= capture.limit);
+    let Some(length) = declared.and_then(within) else {
+        // Only a body of unknown length may turn out to be short enough.
+        let limit = (declared.is_none() && capture.streams).then_some(capture.limit);
+        let follow = Follow::new(body, executing, answered, head, declared, limit);
         return Response::from_parts(parts, ResponseBody::followed(Followed::new(follow)));
     };
     let body = match collect(body.as_mut(), length).await {
         Ok((data, trailers)) => {
             let settlement = match executing.verdict(&answered, trailers.as_ref()) {
                 Verdict::Record => Settlement::Record(StoredResponse::response(
-                    &parts,
+                    &head,
                     data.clone(),
                     trailers.clone(),
                 )),

@@ -9,17 +9,18 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue};
+use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 
 use crate::{
+    collect::Collected,
     engine::{
         Settlement,
         execute::{Leave, Panic, catch_poll},
     },
     executing::Executing,
     outcome::{Answered, Verdict},
-    record::StoredResponse,
+    record::{Head, StoredResponse},
 };
 
 /// A body on its way to the caller, and the claim that it still holds.
@@ -28,7 +29,9 @@ pub(crate) struct Follow<B: Body> {
     /// There until the end of the body is known.
     executing: Option<Executing>,
     answered: Answered,
-    location: Option<HeaderValue>,
+    head: Head,
+    /// The data so far, while it may still be recorded.
+    capture: Option<Capturing>,
     leave: Option<Leave>,
     /// How many bytes the receiver takes for all, where it has been told.
     declared: Option<u64>,
@@ -63,6 +66,12 @@ impl<B: Body> Follow<B> {
     }
 }
 
+/// A body that is captured as it goes by.
+struct Capturing {
+    limit: usize,
+    data: Collected,
+}
+
 /// How a body ends, other than by just ending.
 enum End<E> {
     Trailers(HeaderMap),
@@ -79,15 +88,17 @@ where
         body: Pin<Box<B>>,
         executing: Executing,
         answered: Answered,
-        location: Option<HeaderValue>,
+        head: Head,
         declared: Option<u64>,
+        limit: Option<usize>,
     ) -> Self {
         Self {
             body,
             leave: executing.claim.leave(),
             executing: Some(executing),
             answered,
-            location,
+            head,
+            capture: limit.map(|limit| Capturing { limit, data: Collected::default() }),
             declared,
             delivered: 0,
             settling: None,
@@ -137,7 +148,10 @@ where
     /// The data to pass on now. What would make the response look complete is kept back; what goes
     /// on past the declared length is cut off here, as it would be on its way.
     fn pass(&mut self, mut data: Bytes) -> Option<Bytes> {
-        let Some(declared) = self.declared else { return Some(data) };
+        let Some(declared) = self.declared else {
+            self.keep(&data);
+            return Some(data);
+        };
         let room = usize::try_from(declared - self.delivered).unwrap_or(usize::MAX);
         if data.len() > room {
             data.truncate(room);
@@ -151,6 +165,17 @@ where
             self.last_data = Some(data);
         }
         None
+    }
+
+    /// Keeps data for the record, until there is too much of it.
+    fn keep(&mut self, data: &Bytes) {
+        if let Some(Capturing { limit, data: kept }) = &mut self.capture {
+            if data.len() > *limit - kept.len() {
+                self.capture = None;
+            } else {
+                kept.push(data.clone());
+            }
+        }
     }
 
     fn take_kept_back(&mut self) -> Option<Result<Frame<Bytes>, B::Error>> {
@@ -177,9 +202,12 @@ where
     fn ended(&mut self, trailers: Option<&HeaderMap>) {
         if let Some(executing) = self.executing.take() {
             let settlement = match executing.verdict(&self.answered, trailers) {
-                Verdict::Record => {
-                    Settlement::Record(StoredResponse::tombstone(self.location.take()))
-                }
+                Verdict::Record => Settlement::Record(match self.capture.take() {
+                    Some(Capturing { data, .. }) => {
+                        StoredResponse::response(&self.head, data.finish(), trailers.cloned())
+                    }
+                    None => StoredResponse::tombstone(self.head.location()),
+                }),
                 Verdict::Release => Settlement::Release,
                 Verdict::Hold => Settlement::Hold,
             };

@@ -1,25 +1,21 @@
 //! Which headers a record keeps. In: a response's headers; out: those that still mean the same in
 //! a replay: all their lines, in their order, byte for byte.
 
+use std::sync::Arc;
+
 use http::{
     HeaderMap, HeaderName, StatusCode,
     header::{CONNECTION, RETRY_AFTER, TRAILER},
 };
 
+use crate::hook::quietly;
+
 /// Marks a replay: `Idempotent-Replayed: true`, on replays and on nothing else.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// Not kept: what belongs to one connection, one message or one caller's exchange, and what outer
-/// layers say anew each time.
-const DROPPED: [&str; 21] = [
-    // Connection fields and framing (RFC 9110, sections 7.6.1 and 8.6).
-    "connection",
-    "keep-alive",
-    "proxy-connection",
-    "te",
-    "transfer-encoding",
-    "upgrade",
-    "content-length",
+/// Not kept by default: what belongs to one message or one caller's exchange, and what outer layers
+/// say anew each time.
+const DROPPED: [&str; 13] = [
     // One message's way here.
     "date",
     "server",
@@ -36,31 +32,70 @@ const DROPPED: [&str; 21] = [
     "server-timing",
     "x-request-id",
     "traceparent",
-    // Ours to set.
-    "idempotent-replayed",
 ];
 
 /// Families of the same kind: quotas of the moment, and what CORS says to one origin.
 const DROPPED_FAMILIES: [&str; 3] = ["ratelimit", "x-ratelimit-", "access-control-"];
 
-/// The headers of `headers` that a record keeps.
-pub(crate) fn kept(status: StatusCode, headers: &HeaderMap, has_trailers: bool) -> HeaderMap {
-    let may_wait = status.is_success() || status.is_redirection();
-    let is_kept = |name: &HeaderName| {
-        let text = name.as_str();
-        !(DROPPED.contains(&text)
-            || DROPPED_FAMILIES.iter().any(|family| text.starts_with(family))
-            || (name == RETRY_AFTER && !may_wait)
-            || (name == TRAILER && !has_trailers)
-            || is_named_by_connection(headers, name))
-    };
-    let mut kept = HeaderMap::with_capacity(headers.len());
-    for (name, value) in headers {
-        if is_kept(name) {
-            kept.append(name, value.clone());
+/// Never kept, whatever the policy: connection fields and framing (RFC 9110, sections 7.6.1 and
+/// 8.6), which are made anew for each message, and the marker, which is ours.
+const NEVER_KEPT: [&str; 8] = [
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+    "content-length",
+    "idempotent-replayed",
+];
+
+/// Which headers a record keeps.
+#[derive(Clone, Default)]
+pub(crate) struct HeaderPolicy {
+    /// Asked first; where it says nothing, the default holds.
+    pub(crate) own: Option<Arc<OwnHeaderPolicy>>,
+}
+
+/// What a user says of one header of a response of one status: keep it, drop it, or nothing.
+pub(crate) type OwnHeaderPolicy = dyn Fn(StatusCode, &HeaderName) -> Option<bool> + Send + Sync;
+
+impl HeaderPolicy {
+    /// The headers of `headers` that a record keeps.
+    pub(crate) fn kept(
+        &self,
+        status: StatusCode,
+        headers: &HeaderMap,
+        has_trailers: bool,
+    ) -> HeaderMap {
+        let is_kept = |name: &HeaderName| {
+            let text = name.as_str();
+            if NEVER_KEPT.contains(&text)
+                || (name == TRAILER && !has_trailers)
+                || is_named_by_connection(headers, name)
+            {
+                return false;
+            }
+            // A policy that panics says nothing: the work has been done, and is recorded.
+            let said = self.own.as_ref().and_then(|own| quietly(|| own(status, name)).flatten());
+            said.unwrap_or_else(|| is_kept_by_default(status, name))
+        };
+        let mut kept = HeaderMap::with_capacity(headers.len());
+        for (name, value) in headers {
+            if is_kept(name) {
+                kept.append(name, value.clone());
+            }
         }
+        kept
     }
-    kept
+}
+
+fn is_kept_by_default(status: StatusCode, name: &HeaderName) -> bool {
+    let text = name.as_str();
+    let may_wait = status.is_success() || status.is_redirection();
+    !(DROPPED.contains(&text)
+        || DROPPED_FAMILIES.iter().any(|family| text.starts_with(family))
+        || (name == RETRY_AFTER && !may_wait))
 }
 
 /// `Connection` may name further fields that are for this connection only.
@@ -85,6 +120,10 @@ mod tests {
         headers
     }
 
+    fn by_default(status: StatusCode, headers: &HeaderMap, has_trailers: bool) -> HeaderMap {
+        HeaderPolicy::default().kept(status, headers, has_trailers)
+    }
+
     #[test]
     fn all_other_lines_are_kept_in_order_and_byte_for_byte() {
         let sent = headers(&[
@@ -97,14 +136,14 @@ mod tests {
             ("cache-control", b"no-store"),
             ("location", b"/v1/runs/1"),
         ]);
-        assert_eq!(kept(StatusCode::CREATED, &sent, false), sent);
-        let lines: Vec<_> = kept(StatusCode::CREATED, &sent, false).into_iter().collect();
+        assert_eq!(by_default(StatusCode::CREATED, &sent, false), sent);
+        let lines: Vec<_> = by_default(StatusCode::CREATED, &sent, false).into_iter().collect();
         assert_eq!(lines, sent.into_iter().collect::<Vec<_>>());
     }
 
     #[test]
     fn what_belongs_to_one_exchange_is_dropped() {
-        for name in DROPPED.into_iter().chain([
+        for name in DROPPED.into_iter().chain(NEVER_KEPT).chain([
             "ratelimit",
             "ratelimit-policy",
             "x-ratelimit-remaining",
@@ -112,7 +151,7 @@ mod tests {
             "trailer",
         ]) {
             let sent = headers(&[(name, b"x"), ("x-kept", b"y")]);
-            let kept = kept(StatusCode::OK, &sent, false);
+            let kept = by_default(StatusCode::OK, &sent, false);
             assert_eq!(kept, headers(&[("x-kept", b"y")]), "{name}");
         }
     }
@@ -126,7 +165,7 @@ mod tests {
             ("x-other", b"2"),
             ("x-kept", b"3"),
         ]);
-        assert_eq!(kept(StatusCode::OK, &sent, false), headers(&[("x-kept", b"3")]));
+        assert_eq!(by_default(StatusCode::OK, &sent, false), headers(&[("x-kept", b"3")]));
     }
 
     #[test]
@@ -134,13 +173,38 @@ mod tests {
         let sent = headers(&[("retry-after", b"5")]);
         for (status, is_kept) in [(202, true), (303, true), (402, false), (503, false)] {
             let status = StatusCode::from_u16(status).unwrap();
-            assert_eq!(kept(status, &sent, false).contains_key(RETRY_AFTER), is_kept, "{status}");
+            assert_eq!(
+                by_default(status, &sent, false).contains_key(RETRY_AFTER),
+                is_kept,
+                "{status}"
+            );
         }
     }
 
     #[test]
     fn trailer_is_kept_where_there_are_trailers() {
         let sent = headers(&[("trailer", b"x-checksum")]);
-        assert_eq!(kept(StatusCode::OK, &sent, true), sent);
+        assert_eq!(by_default(StatusCode::OK, &sent, true), sent);
+    }
+
+    #[test]
+    fn a_policy_of_ones_own_goes_first_but_never_touches_framing() {
+        let policy = HeaderPolicy {
+            own: Some(Arc::new(|_, name: &HeaderName| match name.as_str() {
+                "set-cookie" | "content-length" => Some(true),
+                "etag" => Some(false),
+                "x-panic" => panic!("a policy with a bug"),
+                _ => None,
+            })),
+        };
+        let sent = headers(&[
+            ("set-cookie", b"a=b"),
+            ("content-length", b"3"),
+            ("etag", b"e"),
+            ("x-panic", b"x"),
+            ("date", b"d"),
+        ]);
+        let right = headers(&[("set-cookie", b"a=b"), ("x-panic", b"x")]);
+        assert_eq!(policy.kept(StatusCode::OK, &sent, false), right);
     }
 }

@@ -199,7 +199,7 @@ where
     // A permit that nobody took goes back before anybody who waits can ask for it.
     drop(slot);
     match answer {
-        Ok(Ok(response)) => Ok(capture(response, executing, settings.response_limit).await),
+        Ok(Ok(response)) => Ok(capture(response, executing, &settings.capture).await),
         Ok(Err(error)) => {
             executing.fail().await;
             Err(error)

@@ -198,7 +198,7 @@ impl IdempotencyLayer {
     #[track_caller]
     pub fn response_limit(self, bytes: usize) -> Self {
         assert!(bytes > 0, "response_limit: has to be more than 0 bytes");
-        self.set(|settings| settings.response_limit = bytes)
+        self.set(|settings| settings.capture.limit = bytes)
     }
 
     /// What a repeat does while the first execution is running. Default: it waits up to 10

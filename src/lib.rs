@@ -140,6 +140,7 @@ mod disposition;
 // What all of them use.
 mod body;
 mod collect;
+mod hook;
 mod digest;
 // What a framework needs besides.
 #[cfg(feature = "axum")]

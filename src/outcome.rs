@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, StatusCode, header::CONTENT_TYPE, response::Parts};
 
-use crate::engine::OnFailure;
+use crate::{engine::OnFailure, hook::quietly};
 
 /// What a handler says of its own work, as an extension of its response. It goes before anything
 /// the status says.
@@ -34,22 +34,59 @@ pub(crate) enum Verdict {
     Hold,
 }
 
+impl From<Outcome> for Verdict {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Final => Self::Record,
+            Outcome::NotExecuted => Self::Release,
+            Outcome::Unknown => Self::Hold,
+        }
+    }
+}
+
+/// What a user makes of a response by its head: an outcome, or nothing, and then the table holds.
+pub(crate) type RecordPolicy = dyn Fn(&Parts) -> Option<Outcome> + Send + Sync;
+
+/// The 4xx that say nothing final about the operation itself: that it is not allowed, not found,
+/// malformed, too early, too much. All other 4xx are recorded under both presets.
+const NOT_FINAL: [u16; 20] = [
+    400, 401, 403, 404, 405, 407, 408, 409, 411, 413, 414, 415, 417, 421, 423, 425, 426, 428, 429,
+    431,
+];
+
+/// The record policy of the preset `ietf()`: 4xx are final, but for those that are not.
+pub(crate) fn client_errors_are_final(parts: &Parts) -> Option<Outcome> {
+    (parts.status.is_client_error() && !NOT_FINAL.contains(&parts.status.as_u16()))
+        .then_some(Outcome::Final)
+}
+
+/// The record policy of the preset `stripe()`: the same, and what says "later" releases.
+pub(crate) fn as_stripe_records(parts: &Parts) -> Option<Outcome> {
+    match parts.status.as_u16() {
+        408 | 429 | 503 => Some(Outcome::NotExecuted),
+        _ => client_errors_are_final(parts),
+    }
+}
+
 /// What of a response's head decides its verdict.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Answered {
     status: StatusCode,
     said: Option<Outcome>,
+    /// What the record policy makes of the status. Weaker than what the handler says.
+    policy: Option<Outcome>,
     is_grpc: bool,
     /// gRPC's status where the head has it already.
     grpc_status: Option<u32>,
 }
 
 impl Answered {
-    pub(crate) fn new(parts: &Parts) -> Self {
+    pub(crate) fn new(parts: &Parts, policy: Option<&RecordPolicy>) -> Self {
         let content_type = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
         Self {
             status: parts.status,
             said: parts.extensions.get().copied(),
+            policy: policy.and_then(|policy| quietly(|| policy(parts)).flatten()),
             is_grpc: content_type.is_some_and(|value| value.starts_with(b"application/grpc")),
             grpc_status: grpc_status(&parts.headers),
         }
@@ -83,10 +120,8 @@ impl Answered {
             _ => Verdict::Release,
         };
         match self.said {
-            Some(Outcome::Final) => Verdict::Record,
-            Some(Outcome::NotExecuted) => Verdict::Release,
-            Some(Outcome::Unknown) => Verdict::Hold,
-            None => match by_status() {
+            Some(said) => said.into(),
+            None => match self.policy.map_or_else(by_status, Verdict::from) {
                 // Past its point of no return, "not done" is no longer believed.
                 Verdict::Release if effects_begun => Verdict::Hold,
                 verdict => verdict,
@@ -111,7 +146,7 @@ mod tests {
         if let Some(said) = said {
             response.extensions_mut().insert(said);
         }
-        Answered::new(&response.into_parts().0)
+        Answered::new(&response.into_parts().0, None)
     }
 
     #[test]
@@ -162,16 +197,48 @@ mod tests {
             };
             let grpc = Response::builder().header("content-type", "application/grpc+proto");
             let in_head = grpc.header("grpc-status", code).body(()).unwrap().into_parts().0;
-            assert_eq!(Answered::new(&in_head).verdict(None, OnFailure::Hold, false), right);
+            assert_eq!(Answered::new(&in_head, None).verdict(None, OnFailure::Hold, false), right);
 
             let grpc = Response::builder().header("content-type", "application/grpc");
             let head = grpc.body(()).unwrap().into_parts().0;
             let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), code.into())]);
             let trailers = Some(&trailers);
-            assert_eq!(Answered::new(&head).verdict(trailers, OnFailure::Hold, false), right);
+            assert_eq!(Answered::new(&head, None).verdict(trailers, OnFailure::Hold, false), right);
         }
         let head = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
-        let silent = Answered::new(&head.into_parts().0);
+        let silent = Answered::new(&head.into_parts().0, None);
         assert_eq!(silent.verdict(None, OnFailure::Release, false), Verdict::Release);
+    }
+
+    #[test]
+    fn a_policy_goes_before_the_status_and_behind_the_handler_and_the_effects() {
+        let head = |said: Option<Outcome>| {
+            let mut response = Response::builder().status(422).body(()).unwrap();
+            if let Some(said) = said {
+                response.extensions_mut().insert(said);
+            }
+            response.into_parts().0
+        };
+        let verdict = |said, policy: &RecordPolicy, effects| {
+            Answered::new(&head(said), Some(policy)).verdict(None, OnFailure::Release, effects)
+        };
+        assert_eq!(verdict(None, &|_| Some(Outcome::Final), false), Verdict::Record);
+        assert_eq!(verdict(None, &|_| Some(Outcome::NotExecuted), true), Verdict::Hold);
+        assert_eq!(verdict(None, &|_| None, false), Verdict::Release);
+        assert_eq!(verdict(None, &|_| panic!("a policy with a bug"), false), Verdict::Release);
+        let said = Some(Outcome::NotExecuted);
+        assert_eq!(verdict(said, &|_| Some(Outcome::Final), true), Verdict::Release);
+    }
+
+    #[test]
+    fn the_presets_record_client_errors_but_for_those_that_are_not_final() {
+        for status in 100..=999_u16 {
+            let parts = Response::builder().status(status).body(()).unwrap().into_parts().0;
+            let is_final = (400..500).contains(&status) && !NOT_FINAL.contains(&status);
+            let ietf = is_final.then_some(Outcome::Final);
+            assert_eq!(client_errors_are_final(&parts), ietf, "{status}");
+            let later = [408, 429, 503].contains(&status).then_some(Outcome::NotExecuted);
+            assert_eq!(as_stripe_records(&parts), later.or(ietf), "{status}");
+        }
     }
 }

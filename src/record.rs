@@ -4,9 +4,9 @@
 use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, StatusCode, header::LOCATION, response::Parts};
+use http::{HeaderMap, HeaderValue, StatusCode, header::LOCATION};
 
-use crate::headers;
+use crate::headers::HeaderPolicy;
 
 /// The value of a record: a finished response, or a tombstone. Opaque; a clone costs no copy.
 #[derive(Clone)]
@@ -27,10 +27,10 @@ pub(crate) enum Stored {
 
 impl StoredResponse {
     /// Keeps a whole response.
-    pub(crate) fn response(parts: &Parts, body: Bytes, trailers: Option<HeaderMap>) -> Self {
+    pub(crate) fn response(head: &Head, body: Bytes, trailers: Option<HeaderMap>) -> Self {
         Self(Arc::new(Stored::Response {
-            status: parts.status,
-            headers: headers::kept(parts.status, &parts.headers, trailers.is_some()),
+            status: head.status,
+            headers: head.policy.kept(head.status, &head.headers, trailers.is_some()),
             body,
             trailers,
         }))
@@ -44,11 +44,34 @@ impl StoredResponse {
     pub(crate) fn get(&self) -> &Stored {
         &self.0
     }
+
+    /// About how many bytes it takes, for the store's budget.
+    pub(crate) fn bytes(&self) -> usize {
+        let of = |headers: &HeaderMap| -> usize {
+            headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum()
+        };
+        size_of::<Stored>()
+            + match self.get() {
+                Stored::Response { headers, body, trailers, .. } => {
+                    of(headers) + body.len() + trailers.as_ref().map_or(0, of)
+                }
+                Stored::Tombstone { location } => location.as_ref().map_or(0, HeaderValue::len),
+            }
+    }
 }
 
-/// The `Location` that a tombstone keeps.
-pub(crate) fn location(parts: &Parts) -> Option<HeaderValue> {
-    parts.headers.get(LOCATION).cloned()
+/// What of a response's head a record may keep.
+pub(crate) struct Head {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) policy: HeaderPolicy,
+}
+
+impl Head {
+    /// The `Location` that a tombstone keeps.
+    pub(crate) fn location(&self) -> Option<HeaderValue> {
+        self.headers.get(LOCATION).cloned()
+    }
 }
 
 impl fmt::Debug for StoredResponse {

@@ -6,9 +6,11 @@ use std::{fmt, sync::Arc, time::Duration};
 use http::{HeaderName, Method};
 
 use crate::{
+    capture::Capture,
     disposition::Dispositions,
     engine::{Engine, InFlight, OnFailure, OnLeave, Rules},
     guard::Guard,
+    headers::HeaderPolicy,
     intake::Limits,
     record::StoredResponse,
     scope::ScopeOf,
@@ -26,7 +28,7 @@ pub(crate) struct Settings {
     pub(crate) guard: Option<Guard>,
     pub(crate) request_limits: Limits,
     pub(crate) fingerprint_headers: Arc<[HeaderName]>,
-    pub(crate) response_limit: usize,
+    pub(crate) capture: Capture,
     pub(crate) engine: Engine<StoredResponse>,
     pub(crate) dispositions: Dispositions,
 }
@@ -55,7 +57,12 @@ impl Settings {
             guard: None,
             request_limits: Limits { bytes: MIB, idle: Duration::from_secs(15), total: MINUTE },
             fingerprint_headers: Arc::new([]),
-            response_limit: MIB,
+            capture: Capture {
+                limit: MIB,
+                streams: true,
+                headers: HeaderPolicy::default(),
+                policy: None,
+            },
             engine: Engine::new(Arc::new(MemoryStore::new()), rules),
             dispositions: Dispositions::default(),
         }
@@ -72,7 +79,8 @@ impl fmt::Debug for Settings {
             .field("guard", &self.guard)
             .field("request_limits", &self.request_limits)
             .field("fingerprint_headers", &self.fingerprint_headers)
-            .field("response_limit", &self.response_limit)
+            .field("response_limit", &self.capture.limit)
+            .field("record_streams", &self.capture.streams)
             .field("rules", &self.engine.rules)
             .finish_non_exhaustive()
     }
