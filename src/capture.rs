@@ -16,10 +16,10 @@ use crate::{
         execute::{Panic, catch_poll},
     },
     executing::Executing,
-    follow::{Follow, Followed},
+    follow::{Follow, Followed, Head},
     headers::{HeaderPolicy, REPLAYED},
     outcome::{Answered, RecordPolicy, RetainFor, Verdict},
-    record::{Head, StoredResponse},
+    record::StoredResponse,
 };
 
 /// What of a response is recorded.
@@ -50,11 +50,6 @@ where
     if let Some(RetainFor(retention)) = parts.extensions.get() {
         executing.claim.progress().wish_to_retain_for(*retention);
     }
-    let head = Head {
-        status: parts.status,
-        headers: parts.headers.clone(),
-        policy: capture.headers.clone(),
-    };
 
     let declared = body.size_hint().exact().or_else(|| declared_length(&parts.headers));
     let mut body = Box::pin(body);
@@ -62,6 +57,11 @@ where
     let Some(length) = declared.and_then(within) else {
         // Only a body of unknown length may turn out to be short enough.
         let limit = (declared.is_none() && capture.streams).then_some(capture.limit);
+        let head = Head {
+            status: parts.status,
+            headers: parts.headers.clone(),
+            policy: capture.headers.clone(),
+        };
         let follow = Follow::new(body, executing, answered, head, declared, limit);
         return Response::from_parts(parts, ResponseBody::followed(Followed::new(follow)));
     };
@@ -69,7 +69,8 @@ where
         Ok((data, trailers)) => {
             let settlement = match executing.verdict(&answered, trailers.as_ref()) {
                 Verdict::Record => Settlement::Record(StoredResponse::response(
-                    &head,
+                    parts.status,
+                    capture.headers.kept(parts.status, &parts.headers, trailers.is_some()),
                     data.clone(),
                     trailers.clone(),
                 )),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode, header::LOCATION};
 use http_body::{Body, Frame, SizeHint};
 
 use crate::{
@@ -19,8 +19,9 @@ use crate::{
         execute::{Leave, Panic, catch_poll},
     },
     executing::Executing,
+    headers::HeaderPolicy,
     outcome::{Answered, Verdict},
-    record::{Head, StoredResponse},
+    record::StoredResponse,
 };
 
 /// A body on its way to the caller, and the claim that it still holds.
@@ -64,6 +65,13 @@ impl<B: Body> Follow<B> {
         hint.set_lower(rest.lower().saturating_add(kept_back));
         hint
     }
+}
+
+/// What of the response's head a record may keep.
+pub(crate) struct Head {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) policy: HeaderPolicy,
 }
 
 /// A body that is captured as it goes by.
@@ -204,9 +212,11 @@ where
             let settlement = match executing.verdict(&self.answered, trailers) {
                 Verdict::Record => Settlement::Record(match self.capture.take() {
                     Some(Capturing { data, .. }) => {
-                        StoredResponse::response(&self.head, data.finish(), trailers.cloned())
+                        let Head { status, headers, policy } = &self.head;
+                        let headers = policy.kept(*status, headers, trailers.is_some());
+                        StoredResponse::response(*status, headers, data.finish(), trailers.cloned())
                     }
-                    None => StoredResponse::tombstone(self.head.location()),
+                    None => StoredResponse::tombstone(self.head.headers.get(LOCATION).cloned()),
                 }),
                 Verdict::Release => Settlement::Release,
                 Verdict::Hold => Settlement::Hold,

@@ -4,9 +4,7 @@
 use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, StatusCode, header::LOCATION};
-
-use crate::headers::HeaderPolicy;
+use http::{HeaderMap, HeaderValue, StatusCode};
 
 /// The value of a record: a finished response, or a tombstone. Opaque; a clone costs no copy.
 #[derive(Clone)]
@@ -26,14 +24,14 @@ pub(crate) enum Stored {
 }
 
 impl StoredResponse {
-    /// Keeps a whole response.
-    pub(crate) fn response(head: &Head, body: Bytes, trailers: Option<HeaderMap>) -> Self {
-        Self(Arc::new(Stored::Response {
-            status: head.status,
-            headers: head.policy.kept(head.status, &head.headers, trailers.is_some()),
-            body,
-            trailers,
-        }))
+    /// Keeps a whole response, with the headers that a record keeps.
+    pub(crate) fn response(
+        status: StatusCode,
+        headers: HeaderMap,
+        body: Bytes,
+        trailers: Option<HeaderMap>,
+    ) -> Self {
+        Self(Arc::new(Stored::Response { status, headers, body, trailers }))
     }
 
     /// Keeps no more of a response than that there was one, and its `Location`.
@@ -57,20 +55,6 @@ impl StoredResponse {
                 }
                 Stored::Tombstone { location } => location.as_ref().map_or(0, HeaderValue::len),
             }
-    }
-}
-
-/// What of a response's head a record may keep.
-pub(crate) struct Head {
-    pub(crate) status: StatusCode,
-    pub(crate) headers: HeaderMap,
-    pub(crate) policy: HeaderPolicy,
-}
-
-impl Head {
-    /// The `Location` that a tombstone keeps.
-    pub(crate) fn location(&self) -> Option<HeaderValue> {
-        self.headers.get(LOCATION).cloned()
     }
 }
 

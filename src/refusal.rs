@@ -1,16 +1,16 @@
-//! Every answer that the layer gives by itself. In: why; out: an `application/problem+json`
-//! response (RFC 9457) that a person, a program and the common SDKs understand.
+//! Every answer that the layer gives by itself. In: why; out: a response that a person, a program
+//! and the common SDKs understand: `application/problem+json` (RFC 9457), or what the user renders.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
     HeaderName, HeaderValue, Response, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_TYPE, LOCATION, RETRY_AFTER},
+    header::{CACHE_CONTROL, CONTENT_TYPE, LINK, LOCATION, RETRY_AFTER},
 };
 use http_body::Body;
 
-use crate::{body::ResponseBody, disposition::Disposition, key::InvalidKey};
+use crate::{body::ResponseBody, disposition::Disposition, hook::quietly, key::InvalidKey};
 
 /// A request that the layer answered itself, with the inner service not called.
 ///
@@ -19,9 +19,11 @@ use crate::{body::ResponseBody, disposition::Disposition, key::InvalidKey};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     reason: Reason,
+    status: StatusCode,
     detail: &'static str,
     retry_after: Option<u64>,
     location: Option<HeaderValue>,
+    documentation: Option<HeaderValue>,
 }
 
 /// What a client may do after a refusal.
@@ -48,21 +50,35 @@ impl Retry {
     }
 }
 
-/// One line of the table of refusals.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reason {
+/// Why a request is refused: the closed list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// 400: a key is required.
     KeyMissing,
+    /// 400: the key is empty, malformed, too long, or there are several.
     KeyInvalid,
+    /// 403: it is not known whose key it is.
     NoScope,
+    /// 413: the request's body is over the limit.
     TooLarge,
+    /// 400: the request's body broke off.
     Unreadable,
+    /// 408: the request's body was too slow.
     TooSlow,
+    /// 409: the key was used for another request.
     Conflict,
+    /// 409: the first execution is still running.
     InProgress,
+    /// 409: done, but the response was not kept.
     NotReplayable,
+    /// 409: the outcome of the first execution is unknown.
     OutcomeUnknown,
+    /// 429: the guard has no room for new work.
     Ceiling,
+    /// 503: no room for another entry, or for another body.
     Capacity,
+    /// 503: the store failed before the inner service was called.
     StoreUnavailable,
 }
 
@@ -106,7 +122,8 @@ const LONGEST_WAIT: u64 = 60;
 
 impl Refusal {
     const fn new(reason: Reason, detail: &'static str) -> Self {
-        Self { reason, detail, retry_after: None, location: None }
+        let status = reason.row().status;
+        Self { reason, status, detail, retry_after: None, location: None, documentation: None }
     }
 
     fn retry_after(self, seconds: u64) -> Self {
@@ -198,10 +215,16 @@ impl Refusal {
         )
     }
 
+    /// Why.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        self.reason
+    }
+
     /// The response's status.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        self.reason.row().status
+        self.status
     }
 
     /// The member `code`, such as `idempotency_conflict`: stable, for programs.
@@ -228,29 +251,26 @@ impl Refusal {
         self.reason.row().retry
     }
 
-    pub(crate) fn disposition(&self) -> Disposition {
-        self.reason.row().disposition
+    /// In how many seconds it is worth coming back, where that is known.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<u64> {
+        self.retry_after
     }
 
-    /// The response that the caller gets.
-    pub(crate) fn into_response<B: Body>(self) -> Response<ResponseBody<B>> {
-        let Row { status, code, title, retry, .. } = self.reason.row();
-        let detail = self.detail;
-        // Every text here is ours and needs no escapes; a test reads them all back.
-        let problem = format!(
-            "{{\"type\":\"urn:problem:tower-idempotency:{code}\",\"title\":\"{title}\",\
-             \"status\":{status},\"detail\":\"{detail}\",\"code\":\"{code}\",\
-             \"retry\":\"{retry}\",\"error\":{{\"type\":\"idempotency_error\",\
-             \"code\":\"{code}\",\"message\":\"{detail}\"}}}}",
-            status = status.as_u16(),
-            retry = retry.name(),
-        );
-        let mut response = Response::new(ResponseBody::whole(Bytes::from(problem), None));
-        *response.status_mut() = status;
+    /// A response with this refusal's status, its headers and the given body: what a renderer
+    /// starts from.
+    ///
+    /// The headers are `Content-Type`, `Cache-Control: no-store`, and where they apply
+    /// `Retry-After`, `Location`, `Link` with `rel="describedby"`, and those that stop the SDKs
+    /// which would retry in vain.
+    #[must_use]
+    pub fn response(&self, content_type: &'static str, body: impl Into<Bytes>) -> Response<Bytes> {
+        let mut response = Response::new(body.into());
+        *response.status_mut() = self.status;
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if retry != Retry::SameKey {
+        if self.retry() != Retry::SameKey {
             // SDKs that would retry a 409 by themselves look for these.
             for name in ["stripe-should-retry", "x-should-retry"] {
                 headers.insert(HeaderName::from_static(name), HeaderValue::from_static("false"));
@@ -262,9 +282,77 @@ impl Refusal {
         if let Some(location) = &self.location {
             headers.insert(LOCATION, location.clone());
         }
-        response.extensions_mut().insert(self);
+        if let Some(link) = &self.documentation {
+            headers.insert(LINK, link.clone());
+        }
         response
     }
+
+    pub(crate) fn disposition(&self) -> Disposition {
+        self.reason.row().disposition
+    }
+
+    /// The refusal with what has been set for all of them.
+    pub(crate) fn with(mut self, rendering: &Rendering) -> Self {
+        let changed = rendering.statuses.iter().rev().find(|(reason, _)| *reason == self.reason);
+        if let Some((_, status)) = changed {
+            self.status = *status;
+        }
+        self.documentation.clone_from(&rendering.documentation);
+        self
+    }
+
+    /// The response that the caller gets.
+    pub(crate) fn into_response<B: Body>(self, rendering: &Rendering) -> Response<ResponseBody<B>> {
+        let refusal = self.with(rendering);
+        let rendered = rendering.renderer.as_ref().and_then(|render| quietly(|| render(&refusal)));
+        // A renderer that panics must not turn a refusal into a broken connection.
+        let response = rendered.unwrap_or_else(|| problem_json(&refusal));
+        let mut response = response.map(|body| ResponseBody::whole(body, None));
+        response.extensions_mut().insert(refusal);
+        response
+    }
+}
+
+/// How refusals look.
+#[derive(Clone, Default)]
+pub(crate) struct Rendering {
+    pub(crate) renderer: Option<Arc<Renderer>>,
+    /// Statuses other than the table's; the last word counts.
+    pub(crate) statuses: Vec<(Reason, StatusCode)>,
+    /// The value of `Link`.
+    pub(crate) documentation: Option<HeaderValue>,
+}
+
+pub(crate) type Renderer = dyn Fn(&Refusal) -> Response<Bytes> + Send + Sync;
+
+/// Renders a refusal as `application/problem+json` (RFC 9457), with the further members `code`,
+/// `retry` and `error`. The default.
+#[must_use]
+pub fn problem_json(refusal: &Refusal) -> Response<Bytes> {
+    let Refusal { detail, status, .. } = refusal;
+    let (code, title, retry) = (refusal.code(), refusal.title(), refusal.retry().name());
+    let status = status.as_u16();
+    // Every text here is ours and needs no escapes; a test reads them all back.
+    let problem = format!(
+        "{{\"type\":\"urn:problem:tower-idempotency:{code}\",\"title\":\"{title}\",\
+         \"status\":{status},\"detail\":\"{detail}\",\"code\":\"{code}\",\
+         \"retry\":\"{retry}\",\"error\":{{\"type\":\"idempotency_error\",\
+         \"code\":\"{code}\",\"message\":\"{detail}\"}}}}"
+    );
+    refusal.response("application/problem+json", problem)
+}
+
+/// Renders a refusal as the clients of Stripe and `OpenAI` expect errors: an object `error` with
+/// `type`, `code`, `message` and `param`.
+#[must_use]
+pub fn error_object(refusal: &Refusal) -> Response<Bytes> {
+    let (code, detail) = (refusal.code(), refusal.detail);
+    let error = format!(
+        "{{\"error\":{{\"type\":\"idempotency_error\",\"code\":\"{code}\",\
+         \"message\":\"{detail}\",\"param\":null}}}}"
+    );
+    refusal.response("application/json", error)
 }
 
 impl fmt::Display for Refusal {
@@ -298,7 +386,7 @@ mod tests {
     #[tokio::test]
     async fn every_refusal_is_a_problem_with_all_its_members() {
         for refusal in all() {
-            let response = refusal.clone().into_response::<Empty<Bytes>>();
+            let response = refusal.clone().into_response::<Empty<Bytes>>(&Rendering::default());
             assert_eq!(response.status(), refusal.status());
             assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
             assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
@@ -339,11 +427,36 @@ mod tests {
         assert_eq!(Refusal::capacity(None).retry_after, Some(1));
     }
 
+    #[tokio::test]
+    async fn a_renderer_of_ones_own_gets_status_headers_and_texts_and_may_panic() {
+        let conflict = StatusCode::UNPROCESSABLE_ENTITY;
+        let link = HeaderValue::from_static("<https://example.com/docs>; rel=\"describedby\"");
+        let mut rendering = Rendering {
+            renderer: Some(Arc::new(error_object)),
+            statuses: vec![(Reason::Conflict, StatusCode::CONFLICT), (Reason::Conflict, conflict)],
+            documentation: Some(link.clone()),
+        };
+        let response = Refusal::conflict().into_response::<Empty<Bytes>>(&rendering);
+        assert_eq!(response.status(), conflict);
+        assert_eq!(response.headers()[CONTENT_TYPE], "application/json");
+        assert_eq!(response.headers()[LINK], link);
+        assert_eq!(response.headers()["x-should-retry"], "false");
+        assert_eq!(response.extensions().get::<Refusal>().unwrap().status(), conflict);
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let error: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(error["error"]["code"], "idempotency_conflict");
+
+        rendering.renderer = Some(Arc::new(|_| panic!("a renderer with a bug")));
+        let response = Refusal::conflict().into_response::<Empty<Bytes>>(&rendering);
+        assert_eq!(response.status(), conflict);
+        assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
+    }
+
     #[test]
     fn a_tombstone_keeps_its_location() {
         let location = HeaderValue::from_static("/v1/runs/1");
-        let response =
-            Refusal::not_replayable(Some(location.clone())).into_response::<Empty<Bytes>>();
+        let response = Refusal::not_replayable(Some(location.clone()))
+            .into_response::<Empty<Bytes>>(&Rendering::default());
         assert_eq!(response.headers()[LOCATION], location);
     }
 }
