@@ -7,6 +7,7 @@
 mod support;
 
 mod cancellation;
+mod drain;
 mod readiness;
 mod failure;
 mod replay;
