@@ -148,6 +148,7 @@ const LONG: Duration = Duration::from_secs(60);
 async fn what_was_left_at_any_stage_is_recorded_when_drain_returns_zero() {
     let stages = Stages::new();
     stages.leave_all().await;
+    let before = Instant::now();
     let drains = [stages.drain(LONG), stages.drain(LONG)];
     let open = [&stages.body, &stages.handler, &stages.completion];
     for gate in open {
@@ -158,6 +159,7 @@ async fn what_was_left_at_any_stage_is_recorded_when_drain_returns_zero() {
     for drain in drains {
         assert_eq!(drain.await.unwrap(), 0);
     }
+    assert!(before.elapsed() < Duration::from_secs(1), "all who drain are told at once");
     assert_eq!((stages.store.in_flight(), stages.store.len()), (0, 4));
     for key in ["recording", "handling", "collecting"] {
         let answer = send(&stages.service(), keyed(key, "{}")).await;
@@ -339,6 +341,22 @@ async fn under_the_cancel_rule_nothing_is_left_to_drain() {
     assert_eq!(left.layer.drain(Duration::ZERO).await, 0);
     assert_eq!((left.store.len(), left.probe.running()), (0, 0));
     assert_eq!(Runtime::current().metrics().num_alive_tasks(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn under_the_cancel_rule_a_record_on_its_way_to_the_store_still_arrives_and_is_drained() {
+    let mut stages = Stages::new();
+    stages.layer = stages.layer.clone().on_leave(OnLeave::Cancel);
+    let caller = stages.send("recording");
+    stages.completion.reached_by(1).await;
+    caller.abort();
+    let drain = stages.drain(LONG);
+    settle().await;
+    assert!(!drain.is_finished());
+    stages.completion.open();
+    assert_eq!(drain.await.unwrap(), 0);
+    assert_eq!((stages.store.in_flight(), stages.store.len()), (0, 1));
+    assert!(send(&stages.service(), keyed("recording", "{}")).await.is_replay());
 }
 
 /// Polls `future` to its end, and looks after each poll whether it has spawned anything.

@@ -8,9 +8,9 @@ mod support;
 
 mod cancellation;
 mod drain;
-mod readiness;
 mod failure;
+mod readiness;
 mod replay;
-mod single_flight;
 mod response_body;
+mod single_flight;
 mod store;
