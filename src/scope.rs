@@ -18,7 +18,7 @@ impl Scope {
     /// A scope of one part, such as a tenant's id.
     #[must_use]
     pub fn new(name: impl AsRef<[u8]>) -> Self {
-        Self(Bytes::copy_from_slice(name.as_ref()))
+        Self::from_parts([name])
     }
 
     /// A scope of several parts. Each is kept behind its length, so `["a:b", "c"]` and

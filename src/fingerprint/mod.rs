@@ -15,7 +15,7 @@ mod json;
 
 /// What a request asks for, as two SHA-256 digests: of its exact bytes, and of its meaning.
 ///
-/// Both cover the method, the original path and query, every `Content-Type` and
+/// Both cover the method, the path and query (the original ones too, under nested routers), every `Content-Type` and
 /// `Content-Encoding` line, the chosen headers, the body and the trailers, each behind its length
 /// or in front of it, and a version. They differ only where a JSON body was understood: then the
 /// meaning covers its value instead of its bytes.
@@ -87,13 +87,16 @@ pub(crate) struct Fingerprinter {
 impl Fingerprinter {
     /// Takes in the head. `chosen` are the headers that count besides the content's own.
     pub(crate) fn new(parts: &Parts, chosen: &[HeaderName]) -> Self {
-        let uri = original_uri(parts);
         let mut head = Framed::new("tower-idempotency request 1");
         head.field(parts.method.as_str().as_bytes());
-        head.field(uri.path().as_bytes());
-        // "No query" and "an empty query" are two requests.
-        head.number(usize::from(uri.query().is_some()));
-        head.field(uri.query().unwrap_or_default().as_bytes());
+        // Both, for the original one may be that of a request around this one: a batch handler
+        // copies it with the other extensions.
+        for uri in [original_uri(parts), &parts.uri] {
+            head.field(uri.path().as_bytes());
+            // "No query" and "an empty query" are two requests.
+            head.number(usize::from(uri.query().is_some()));
+            head.field(uri.query().unwrap_or_default().as_bytes());
+        }
         for name in [CONTENT_TYPE, CONTENT_ENCODING].iter().chain(chosen) {
             head.field(name.as_str().as_bytes());
             let lines = parts.headers.get_all(name);

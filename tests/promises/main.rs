@@ -7,9 +7,21 @@
 mod support;
 
 mod cancellation;
-mod readiness;
+mod drain;
 mod failure;
+mod readiness;
 mod replay;
-mod single_flight;
+mod conflict;
+mod failure;
+mod guard;
+mod handle;
+mod key;
+mod readiness;
+mod replay;
+mod request_body;
 mod response_body;
+mod retention;
+mod scope;
+mod single_flight;
 mod store;
+mod store_failure;

@@ -1,7 +1,8 @@
 //! What the tests share: an example started as a process ([`server`]), a strict HTTP/1.1 client
-//! ([`http1`]), and polls with a deadline.
+//! ([`http1`]), one HTTP/2 connection ([`http2`]), and polls with a deadline.
 
 pub(crate) mod http1;
+pub(crate) mod http2;
 pub(crate) mod server;
 
 use std::{future::Future, time::Duration};
