@@ -2,6 +2,7 @@
 //! layer has read or made. Their error is the inner body's.
 
 use std::{
+    any::Any,
     fmt,
     pin::Pin,
     task::{Context, Poll},
@@ -12,7 +13,7 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::follow::Followed;
+use crate::{buffer::Room, collect::plus, follow::Followed};
 
 /// Data and trailers that are all there.
 #[derive(Debug, Clone, Default)]
@@ -59,8 +60,16 @@ pin_project! {
     #[project = RequestKindProject]
     enum RequestKind<B> {
         Untouched { #[pin] body: B },
-        Read { whole: Whole },
+        Read { whole: Whole, room: Option<Room> },
+        Part { whole: Whole, room: Option<Room>, rest: Rest<B> },
     }
+}
+
+/// What follows the part of a body that was read.
+pub(crate) enum Rest<B> {
+    More(Pin<Box<B>>),
+    /// A `B::Error`. It is erased so that users who name a `RequestBody<B>` need not say `B: Body`.
+    Error(Option<Box<dyn Any + Send>>),
 }
 
 impl<B> RequestBody<B> {
@@ -68,12 +77,19 @@ impl<B> RequestBody<B> {
         Self { kind: RequestKind::Untouched { body } }
     }
 
-    pub(crate) fn read(data: Bytes, trailers: Option<HeaderMap>) -> Self {
-        Self { kind: RequestKind::Read { whole: Whole { data, trailers } } }
+    /// A body that has been read whole, and its room in the buffer until it is taken over.
+    pub(crate) fn read(data: Bytes, trailers: Option<HeaderMap>, room: Room) -> Self {
+        Self { kind: RequestKind::Read { whole: Whole { data, trailers }, room: Some(room) } }
+    }
+
+    /// A body that has been read in part.
+    pub(crate) fn part(data: Bytes, room: Room, rest: Rest<B>) -> Self {
+        let whole = Whole { data, trailers: None };
+        Self { kind: RequestKind::Part { whole, room: Some(room), rest } }
     }
 }
 
-impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
+impl<B: Body<Data = Bytes> + 'static> Body for RequestBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 
@@ -83,21 +99,46 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().kind.project() {
             RequestKindProject::Untouched { body } => body.poll_frame(context),
-            RequestKindProject::Read { whole } => Poll::Ready(whole.next_frame().map(Ok)),
+            RequestKindProject::Read { whole, room } => {
+                *room = None;
+                Poll::Ready(whole.next_frame().map(Ok))
+            }
+            RequestKindProject::Part { whole, room, rest } => {
+                *room = None;
+                match (whole.next_frame(), rest) {
+                    (Some(frame), _) => Poll::Ready(Some(Ok(frame))),
+                    (None, Rest::More(body)) => body.as_mut().poll_frame(context),
+                    (None, Rest::Error(error)) => {
+                        let error = error.take().and_then(|error| error.downcast().ok());
+                        Poll::Ready(error.map(|error| Err(*error)))
+                    }
+                }
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
             RequestKind::Untouched { body } => body.is_end_stream(),
-            RequestKind::Read { whole } => whole.is_end_stream(),
+            RequestKind::Read { whole, .. } => whole.is_end_stream(),
+            RequestKind::Part { whole, rest, .. } => {
+                whole.is_end_stream()
+                    && match rest {
+                        Rest::More(body) => body.is_end_stream(),
+                        Rest::Error(error) => error.is_none(),
+                    }
+            }
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
             RequestKind::Untouched { body } => body.size_hint(),
-            RequestKind::Read { whole } => whole.size_hint(),
+            RequestKind::Read { whole, .. } => whole.size_hint(),
+            RequestKind::Part { whole, rest, .. } => match rest {
+                Rest::More(body) => plus(body.size_hint(), whole.data.len()),
+                Rest::Error(_) => SizeHint::new(),
+            },
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
+use http_body::SizeHint;
 
 /// What `Content-Length` says, if it says one thing.
 pub(crate) fn declared_length(headers: &HeaderMap) -> Option<u64> {
@@ -36,4 +37,14 @@ impl Collected {
     pub(crate) fn finish(self) -> Bytes {
         self.rest.map_or(self.first, BytesMut::freeze)
     }
+}
+
+/// The hint of a body before which so many bytes come.
+pub(crate) fn plus(hint: SizeHint, bytes: usize) -> SizeHint {
+    let mut sum = SizeHint::new();
+    if let Some(upper) = hint.upper() {
+        sum.set_upper(upper.saturating_add(bytes as u64));
+    }
+    sum.set_lower(hint.lower().saturating_add(bytes as u64));
+    sum
 }

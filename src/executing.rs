@@ -28,6 +28,12 @@ impl Executing {
         execution.settled(&claim.fail().await);
     }
 
+    /// Ends the claim of an execution that ended with the inner service's error.
+    pub(crate) async fn fail_with_error(self) {
+        let Self { claim, execution } = self;
+        execution.settled(&claim.fail_with_error().await);
+    }
+
     /// What the answer means, now that all of it is there.
     pub(crate) fn verdict(&self, answered: &Answered, trailers: Option<&HeaderMap>) -> Verdict {
         let effects = self.claim.progress().effects_begun();

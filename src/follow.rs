@@ -13,7 +13,7 @@ use http::{HeaderMap, StatusCode, header::LOCATION};
 use http_body::{Body, Frame, SizeHint};
 
 use crate::{
-    collect::Collected,
+    collect::{Collected, plus},
     engine::{
         Settlement,
         execute::{Leave, Panic, catch_poll},
@@ -56,14 +56,7 @@ impl<B: Body> Follow<B> {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let kept_back = self.last_data.as_ref().map_or(0, Bytes::len) as u64;
-        let rest = self.body.size_hint();
-        let mut hint = SizeHint::new();
-        if let Some(upper) = rest.upper() {
-            hint.set_upper(upper.saturating_add(kept_back));
-        }
-        hint.set_lower(rest.lower().saturating_add(kept_back));
-        hint
+        plus(self.body.size_hint(), self.last_data.as_ref().map_or(0, Bytes::len))
     }
 }
 

@@ -17,7 +17,6 @@ use tower_service::Service;
 use crate::{
     body::{RequestBody, ResponseBody},
     guard::SlotEnd,
-    refusal::Refusal,
 };
 
 type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
@@ -55,7 +54,7 @@ pin_project! {
             slot: Option<SlotEnd>,
         },
         Guarded { journey: Pin<Box<dyn Future<Output = Answer<R, S::Error>> + Send>> },
-        Refused { refusal: Option<Refusal> },
+        Refused { response: Option<Response<ResponseBody<R>>> },
     }
 }
 
@@ -76,8 +75,8 @@ where
         Self { way: Way::Guarded { journey: Box::pin(journey) } }
     }
 
-    pub(crate) fn refused(refusal: Refusal) -> Self {
-        Self { way: Way::Refused { refusal: Some(refusal) } }
+    pub(crate) fn refused(response: Response<ResponseBody<R>>) -> Self {
+        Self { way: Way::Refused { response: Some(response) } }
     }
 }
 
@@ -96,9 +95,8 @@ where
                 Poll::Ready(answer.map(|response| response.map(ResponseBody::inner)))
             }
             WayProject::Guarded { journey } => journey.as_mut().poll(context),
-            WayProject::Refused { refusal } => {
-                let refusal = refusal.take().expect("polled after completion");
-                Poll::Ready(Ok(refusal.into_response()))
+            WayProject::Refused { response } => {
+                Poll::Ready(Ok(response.take().expect("polled after completion")))
             }
         }
     }

@@ -1,35 +1,89 @@
-//! Reads the body of a keyed request. In: a body and its limits; out: all its bytes, its trailers
-//! and the request's fingerprint, or 413, 400, 408. Nothing is held meanwhile.
+//! Reads the body of a keyed request. In: a body and its limits; out: all its bytes and its
+//! trailers, or 413, 400, 408, 503. No slot and no permit is held meanwhile.
 
-use std::{error::Error, future::poll_fn, pin::pin, task::Poll, time::Duration};
+use std::{error::Error, future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
 use bytes::Bytes;
 use http::HeaderMap;
-use http_body::{Body, Frame};
+use http_body::Body;
 use http_body_util::LengthLimitError;
 use tokio::time::{Instant, timeout_at};
 
 use crate::{
     BoxError,
+    buffer::{Buffer, Room},
     collect::{Collected, declared_length},
+    disposition::Disposition,
     engine::at_once,
-    fingerprint::{Fingerprint, Fingerprinter},
     refusal::Refusal,
 };
 
 /// How much of a body is read, and for how long.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Limits {
     pub(crate) bytes: usize,
     pub(crate) idle: Duration,
     pub(crate) total: Duration,
+    /// What all bodies together may take.
+    pub(crate) buffer: Buffer,
 }
 
 /// A request's body, read.
 pub(crate) struct Intake {
     pub(crate) body: Bytes,
     pub(crate) trailers: Option<HeaderMap>,
-    pub(crate) fingerprint: Fingerprint,
+    pub(crate) room: Room,
+}
+
+/// A body that was not read to its end: why, and what had been read.
+pub(crate) struct Unread<E> {
+    why: Why<E>,
+    data: Bytes,
+    room: Room,
+}
+
+enum Why<E> {
+    TooLarge,
+    TooSlow,
+    NoRoom,
+    Broke(E),
+}
+
+impl<E> Unread<E> {
+    /// What the layer did, or would do, with such a request.
+    pub(crate) fn disposition(&self) -> Disposition {
+        match self.why {
+            Why::TooLarge => Disposition::TooLarge,
+            Why::TooSlow | Why::Broke(_) => Disposition::Unreadable,
+            Why::NoRoom => Disposition::Capacity,
+        }
+    }
+
+    /// What had been read, its room, and the body's own error if that is why.
+    pub(crate) fn into_parts(self) -> (Bytes, Room, Option<E>) {
+        let error = match self.why {
+            Why::Broke(error) => Some(error),
+            _ => None,
+        };
+        (self.data, self.room, error)
+    }
+}
+
+impl<E: Into<BoxError>> From<Unread<E>> for Refusal {
+    fn from(unread: Unread<E>) -> Self {
+        match unread.why {
+            Why::TooLarge => Self::body_too_large(),
+            Why::TooSlow => Self::body_too_slow(),
+            Why::NoRoom => Self::capacity(None),
+            Why::Broke(error) => {
+                if is_over_a_limit(&*error.into()) {
+                    Self::body_too_large()
+                } else {
+                    Self::body_unreadable()
+                }
+            }
+        }
+    }
 }
 
 /// So many frames that are there at once are read in one go.
@@ -42,45 +96,58 @@ pub(crate) fn declares_more_than(limit: usize, body: &impl Body, headers: &Heade
         || declared_length(headers).is_some_and(|length| length > limit)
 }
 
-/// Reads all of `body`. `timed` says whether there is a runtime to time it by; `known` is the
-/// fingerprint of what is already there under the same id.
+/// Reads all of `body`, showing `seen` each piece of data. `timed` says whether there is a runtime
+/// to time it by.
 ///
-/// Cancel safe in that nothing is held: dropped midway, it only drops the body.
+/// Cancel safe in that nothing is held but room in the buffer, which is given back.
 pub(crate) async fn read<B>(
-    body: B,
-    mut fingerprinter: Fingerprinter,
+    mut body: Pin<&mut B>,
     limits: &Limits,
     timed: bool,
-    known: Option<Fingerprint>,
-) -> Result<Intake, Refusal>
+    mut seen: impl FnMut(&[u8]),
+) -> Result<Intake, Unread<B::Error>>
 where
     B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
 {
-    let mut body = pin!(body);
     let mut pace = Pace { limits, deadline: None, in_a_row: 0 };
     let mut collected = Collected::default();
     let mut trailers: Option<HeaderMap> = None;
-    loop {
-        let mut next =
-            poll_fn(|context| body.as_mut().poll_frame(context).map(|frame| frame.map(readable)));
+    let mut room = limits.buffer.room();
+    let why = loop {
+        let mut next = poll_fn(|context| body.as_mut().poll_frame(context));
         let frame = match at_once(&mut next).await {
-            Poll::Ready(frame) if timed => {
-                pace.at_once().await?;
-                frame
-            }
+            Poll::Ready(frame) if timed && pace.is_late_at_once() => match frame {
+                None => break None,
+                Some(Err(error)) => break Some(Why::Broke(error)),
+                Some(Ok(frame)) => {
+                    collected.push(frame.into_data().unwrap_or_default());
+                    break Some(Why::TooSlow);
+                }
+            },
             Poll::Ready(frame) => frame,
-            Poll::Pending if timed => pace.wait(next).await?,
+            Poll::Pending if timed => match pace.wait(next).await {
+                Some(frame) => frame,
+                None => break Some(Why::TooSlow),
+            },
             Poll::Pending => next.await,
         };
-        let Some(frame) = frame.transpose()? else { break };
+        let frame = match frame {
+            None => break None,
+            Some(Err(error)) => break Some(Why::Broke(error)),
+            Some(Ok(frame)) => frame,
+        };
         match frame.into_data() {
             Ok(data) => {
-                if data.len() > limits.bytes - collected.len() {
-                    return Err(Refusal::body_too_large());
-                }
-                fingerprinter.data(&data);
+                let too_large = data.len() > limits.bytes - collected.len();
+                let fits = room.grow(data.len());
+                seen(&data);
                 collected.push(data);
+                if too_large {
+                    break Some(Why::TooLarge);
+                }
+                if !fits {
+                    break Some(Why::NoRoom);
+                }
             }
             Err(frame) => {
                 if let Ok(more) = frame.into_trailers() {
@@ -88,10 +155,15 @@ where
                 }
             }
         }
+        if timed && pace.is_long_in_a_row() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let data = collected.finish();
+    match why {
+        None => Ok(Intake { body: data, trailers, room }),
+        Some(why) => Err(Unread { why, data, room }),
     }
-    let body = collected.finish();
-    let fingerprint = fingerprinter.finish(&body, trailers.as_ref(), known);
-    Ok(Intake { body, trailers, fingerprint })
 }
 
 /// How fast a body comes.
@@ -103,43 +175,31 @@ struct Pace<'a> {
 }
 
 impl Pace<'_> {
-    /// A frame was there at once. Now and then others get a turn, and the clock is looked at: a
-    /// body can trickle without ever being late.
-    async fn at_once(&mut self) -> Result<(), Refusal> {
+    /// A frame was there at once. Now and then the clock is looked at: a body can trickle without
+    /// ever keeping us waiting.
+    fn is_late_at_once(&mut self) -> bool {
         self.in_a_row += 1;
-        if self.in_a_row >= FRAMES_IN_A_ROW {
-            self.in_a_row = 0;
-            self.deadline(Instant::now())?;
-            tokio::task::yield_now().await;
-        }
-        Ok(())
+        self.is_long_in_a_row() && self.deadline(Instant::now()).is_none()
+    }
+
+    /// Is it time to give others a turn?
+    fn is_long_in_a_row(&self) -> bool {
+        self.in_a_row > 0 && self.in_a_row.is_multiple_of(FRAMES_IN_A_ROW)
     }
 
     /// Waits for a frame, within both limits.
-    async fn wait<T>(&mut self, next: impl Future<Output = T>) -> Result<T, Refusal> {
+    async fn wait<T>(&mut self, next: impl Future<Output = T>) -> Option<T> {
         self.in_a_row = 0;
         let now = Instant::now();
         let deadline = self.deadline(now)?;
-        timeout_at(after(now, self.limits.idle).min(deadline), next)
-            .await
-            .map_err(|_elapsed| Refusal::body_too_slow())
+        timeout_at(after(now, self.limits.idle).min(deadline), next).await.ok()
     }
 
-    fn deadline(&mut self, now: Instant) -> Result<Instant, Refusal> {
+    /// When all of the body has to be there; none if that is over.
+    fn deadline(&mut self, now: Instant) -> Option<Instant> {
         let deadline = *self.deadline.get_or_insert(after(now, self.limits.total));
-        if now >= deadline { Err(Refusal::body_too_slow()) } else { Ok(deadline) }
+        (now < deadline).then_some(deadline)
     }
-}
-
-/// A frame, or the refusal that its error means.
-fn readable<E: Into<BoxError>>(frame: Result<Frame<Bytes>, E>) -> Result<Frame<Bytes>, Refusal> {
-    frame.map_err(|error| {
-        if is_over_a_limit(&*error.into()) {
-            Refusal::body_too_large()
-        } else {
-            Refusal::body_unreadable()
-        }
-    })
 }
 
 fn after(now: Instant, time: Duration) -> Instant {

@@ -8,7 +8,7 @@
 //! written is taken back; from the claim to the call of the inner service it is released; from
 //! there on the execution goes on without its caller.
 
-use std::{future::poll_fn, sync::Arc};
+use std::{future::poll_fn, pin::pin, sync::Arc};
 
 use bytes::Bytes;
 use http::{Request, Response, request::Parts};
@@ -27,16 +27,17 @@ use crate::{
         execute::{HandOver, catch},
     },
     executing::Executing,
-    fingerprint::{Fingerprint, Fingerprinter},
+    fingerprint::Fingerprint,
     guard::{PermitSlot, SlotEnd},
     handle::Handle,
+    hook::quietly,
     intake::{self, Intake},
     key::IdempotencyKey,
     operation::OperationId,
     record::StoredResponse,
     refusal::Refusal,
     replay::replay,
-    settings::Settings,
+    settings::{OnReplay, Settings},
 };
 
 /// A keyed request of a guarded method, on its way.
@@ -49,7 +50,7 @@ pub(crate) struct Journey<S, B> {
 }
 
 /// Takes the request through all its steps.
-pub(crate) async fn journey<S, B, R>(
+pub(crate) async fn walk<S, B, R>(
     journey: Journey<S, B>,
 ) -> Result<Response<ResponseBody<R>>, S::Error>
 where
@@ -57,7 +58,7 @@ where
     S::Future: Send + 'static,
     S::Error: Send + 'static,
     B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
+    B::Error: Into<BoxError> + Send,
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send + 'static,
 {
@@ -65,7 +66,7 @@ where
     let (parts, body) = request.into_parts();
     let refuse = |refusal: Refusal| {
         settings.dispositions.count(refusal.disposition());
-        Ok(refusal.into_response())
+        Ok(refusal.into_response(&settings.rendering))
     };
 
     // Whose key is it?
@@ -87,20 +88,28 @@ where
         Err(refusal) => return refuse(refusal),
     };
 
-    // Read it, holding nothing.
-    let fingerprinter = Fingerprinter::new(&parts, &settings.fingerprint_headers);
+    // Read it, holding nothing but room for it.
+    let mut making = settings.counts.begin(&parts);
     let limits = &settings.request_limits;
-    let Intake { body, trailers, fingerprint } =
-        match intake::read(body, fingerprinter, limits, runtime.is_some(), known).await {
-            Ok(intake) => intake,
-            Err(refusal) => return refuse(refusal),
-        };
+    let read = {
+        let body = pin!(body);
+        intake::read(body, limits, runtime.is_some(), |data| making.data(data)).await
+    };
+    let Intake { body, trailers, room } = match read {
+        Ok(intake) => intake,
+        Err(unread) => return refuse(unread.into()),
+    };
+    let fingerprint = making.finish(&parts, &body, trailers.as_ref(), known);
 
     // The one step that decides.
-    let claim = match settings.engine.claim(id, fingerprint, runtime.as_ref()).await {
+    let in_flight = settings.engine.rules.in_flight;
+    let claim = match settings.engine.claim(id, fingerprint, in_flight, runtime.as_ref()).await {
         Ok(Decision::Mine(claim)) => claim,
         Ok(Decision::Recorded { value, waited }) => match replay(&value) {
-            Ok(response) => {
+            Ok(mut response) => {
+                if let Some(on_replay) = settings.on_replay.as_deref() {
+                    rewrite(&parts, &mut response, on_replay);
+                }
                 let disposition = if waited { Disposition::Waited } else { Disposition::Replayed };
                 settings.dispositions.count(disposition);
                 return Ok(response);
@@ -115,32 +124,43 @@ where
     };
 
     // From here to the call, a return or a drop releases the claim.
-    let permit = settings.guard.as_ref().map(|guard| guard.enter(&parts));
-    let slot = match permit {
-        Some(None) => {
+    let slot = match permit(&settings, &parts) {
+        Ok(slot) => slot,
+        Err(refusal) => {
             release(claim).await;
-            return refuse(Refusal::ceiling());
+            return refuse(refusal);
         }
-        Some(Some(slot)) => Some(SlotEnd(slot)),
-        None => None,
     };
-    let mut inner = inner;
-    if let Err(error) = poll_fn(|context| inner.poll_ready(context)).await {
-        drop(slot);
-        release(claim).await;
-        return Err(error);
-    }
+    let request = Request::from_parts(parts, RequestBody::read(body, trailers, room));
+    run(settings, inner, request, key, claim, slot).await
+}
 
-    // The call, and all that follows from it: not to be undone because the caller leaves.
-    let request = Request::from_parts(parts, RequestBody::read(body, trailers));
-    let leave = claim.leave();
-    HandOver::new(execute(settings, inner, request, key, claim, slot), leave).await
+/// A permit of the guard, where there is one.
+pub(crate) fn permit(settings: &Settings, parts: &Parts) -> Result<Option<SlotEnd>, Refusal> {
+    match &settings.guard {
+        None => Ok(None),
+        Some(guard) => match guard.enter(parts) {
+            Some(slot) => Ok(Some(SlotEnd(slot))),
+            None => Err(Refusal::ceiling()),
+        },
+    }
+}
+
+/// Lets the user's hook at the head of a replay.
+fn rewrite<R: Body>(parts: &Parts, response: &mut Response<ResponseBody<R>>, on_replay: &OnReplay) {
+    let (mut head, body) = std::mem::take(response).into_parts();
+    let recorded = (head.status, head.headers.clone());
+    // A hook that panics has rewritten nothing.
+    if quietly(|| on_replay(parts, &mut head)).is_none() {
+        (head.status, head.headers) = recorded;
+    }
+    *response = Response::from_parts(head, body);
 }
 
 /// What is already under this id. Advisory, and asked only where it saves work or a guard needs it.
 ///
 /// New work that the guard has no room for is refused here, with its body unread.
-async fn known(
+pub(crate) async fn known(
     settings: &Settings,
     parts: &Parts,
     id: OperationId,
@@ -161,8 +181,36 @@ async fn known(
 }
 
 /// Ends a claim whose work has not begun. If the store does not confirm it, its lease ends it.
-async fn release(claim: OwnedClaim<StoredResponse>) {
+pub(crate) async fn release(claim: OwnedClaim<StoredResponse>) {
     let _unconfirmed = claim.settle(Settlement::Release).await;
+}
+
+/// Awaits the inner service's readiness and calls it.
+pub(crate) async fn run<S, B, R>(
+    settings: Arc<Settings>,
+    mut inner: S,
+    request: Request<RequestBody<B>>,
+    key: IdempotencyKey,
+    claim: OwnedClaim<StoredResponse>,
+    slot: Option<SlotEnd>,
+) -> Result<Response<ResponseBody<R>>, S::Error>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Send,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send + 'static,
+{
+    if let Err(error) = poll_fn(|context| inner.poll_ready(context)).await {
+        drop(slot);
+        release(claim).await;
+        return Err(error);
+    }
+    // The call, and all that follows from it: not to be undone because the caller leaves.
+    let leave = claim.leave();
+    HandOver::new(execute(settings, inner, request, key, claim, slot), leave).await
 }
 
 /// Calls the inner service, which is ready, and settles the claim by what comes of it.
@@ -176,6 +224,7 @@ async fn execute<S, B, R>(
 ) -> Result<Response<ResponseBody<R>>, S::Error>
 where
     S: Service<Request<RequestBody<B>>, Response = Response<R>>,
+    B: Body,
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send,
 {
@@ -201,7 +250,7 @@ where
     match answer {
         Ok(Ok(response)) => Ok(capture(response, executing, &settings.capture).await),
         Ok(Err(error)) => {
-            executing.fail().await;
+            executing.fail_with_error().await;
             Err(error)
         }
         Err(panic) => {
@@ -214,10 +263,10 @@ where
 /// Marks a request as inside this layer, for the operations that are guarded already. Another key
 /// or scope further in is guarded as usual.
 #[derive(Clone)]
-struct Inside(Vec<OperationId>);
+pub(crate) struct Inside(Vec<OperationId>);
 
 impl Inside {
-    fn has(parts: &Parts, id: OperationId) -> bool {
+    pub(crate) fn has(parts: &Parts, id: OperationId) -> bool {
         parts.extensions.get::<Self>().is_some_and(|inside| inside.0.contains(&id))
     }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, request::Parts};
 use sfv::visitor::{Ignored, ParameterVisitor, parameter_visitor_with};
 use sfv::{BareItemFromInput, Parser, StringRef};
 
@@ -37,6 +37,19 @@ enum Text {
 }
 
 impl IdempotencyKey {
+    /// A key from elsewhere than the header: any text of 1 to 255 printable ASCII characters.
+    ///
+    /// # Errors
+    ///
+    /// If it is empty, longer, or has other characters.
+    pub fn new(key: &str) -> Result<Self, InvalidKey> {
+        check_length(key.len())?;
+        if !key.bytes().all(|byte| matches!(byte, 0x20..=0x7E)) {
+            return Err(NOT_ASCII);
+        }
+        Ok(Self(Text::Decoded(Arc::from(key))))
+    }
+
     /// The decoded key.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -57,19 +70,63 @@ impl fmt::Debug for IdempotencyKey {
 
 /// Why a key is refused, in words for the client. Never repeats what the client sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct InvalidKey {
+pub struct InvalidKey {
     pub(crate) reason: &'static str,
 }
 
 impl InvalidKey {
-    const fn new(reason: &'static str) -> Self {
+    /// A reason of your own, for a hook that reads keys; a sentence for the client, that repeats
+    /// nothing of what it sent.
+    #[must_use]
+    pub const fn new(reason: &'static str) -> Self {
         Self { reason }
     }
 }
 
+impl fmt::Display for InvalidKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.reason)
+    }
+}
+
+impl std::error::Error for InvalidKey {}
+
+/// Where a request's key is.
+#[derive(Clone)]
+pub(crate) struct KeyFrom {
+    /// In this header, unless a function says where.
+    pub(crate) header: HeaderName,
+    /// Is only the quoted form taken?
+    pub(crate) strict: bool,
+    pub(crate) own: Option<Arc<OwnKey>>,
+}
+
+impl KeyFrom {
+    pub(crate) fn read(&self, parts: &Parts) -> Result<Option<IdempotencyKey>, InvalidKey> {
+        match &self.own {
+            None => read(&parts.headers, &self.header, self.strict),
+            Some(own) => own(parts),
+        }
+    }
+}
+
+impl fmt::Debug for KeyFrom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyFrom")
+            .field("header", &self.header)
+            .field("strict", &self.strict)
+            .field("own", &self.own.is_some())
+            .finish()
+    }
+}
+
+pub(crate) type OwnKey = dyn Fn(&Parts) -> Result<Option<IdempotencyKey>, InvalidKey> + Send + Sync;
+
 const REPEATED: InvalidKey = InvalidKey::new("the key header is sent more than once");
 const EMPTY: InvalidKey = InvalidKey::new("the key is empty");
 const TOO_LONG: InvalidKey = InvalidKey::new("the key is longer than 255 bytes");
+const NOT_ASCII: InvalidKey =
+    InvalidKey::new("the key holds other than printable ASCII characters");
 const NOT_QUOTED: InvalidKey = InvalidKey::new("the key has to stand in double quotes");
 const BAD_BARE: InvalidKey = InvalidKey::new(
     "a key without quotes holds visible ASCII characters only, without quotes, commas and backslashes",
@@ -78,7 +135,7 @@ const BAD_QUOTED: InvalidKey =
     InvalidKey::new("the quoted key is not a structured-field string of printable ASCII");
 
 /// Reads the key from the field `name`; `quoted_only` refuses the bare form.
-pub(crate) fn read(
+fn read(
     headers: &HeaderMap,
     name: &HeaderName,
     quoted_only: bool,

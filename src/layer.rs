@@ -4,17 +4,23 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{HeaderName, Method, request::Parts};
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request::Parts, response};
 use tower_layer::Layer;
 
 use crate::{
+    buffer::Buffer,
     disposition::Dispositions,
-    engine::{Engine, InFlight, OnFailure, OnLeave},
+    engine::{Detached, Engine, InFlight, OnFailure, OnLeave},
+    fingerprint::Fingerprint,
     guard::{Ceiling, Guard, Permit},
+    key::{IdempotencyKey, InvalidKey},
+    outcome::{Outcome, as_stripe_records, client_errors_are_final},
     record::StoredResponse,
+    refusal::{Reason, Refusal},
     scope::Scope,
     service::Idempotency,
-    settings::Settings,
+    settings::{Mode, ModeSwitch, Settings},
     store::Store,
 };
 
@@ -109,7 +115,10 @@ impl IdempotencyLayer {
     /// The request header that carries the key. Default: `Idempotency-Key`
     /// (draft-ietf-httpapi-idempotency-key-header-07).
     pub fn key_header(self, name: HeaderName) -> Self {
-        self.set(|settings| settings.key_header = name)
+        self.set(|settings| {
+            settings.key.header = name;
+            settings.key.own = None;
+        })
     }
 
     /// Is a guarded request without a key refused (400 `idempotency_key_missing`)? Default: no, it
@@ -121,14 +130,48 @@ impl IdempotencyLayer {
     /// Is only a structured-field String (`"…"`, RFC 9651 section 3.3.3) taken for a key? Default:
     /// no, because all common SDKs send bare keys. `"abc"` and `abc` are the same key.
     pub fn key_strict(self, strict: bool) -> Self {
-        self.set(|settings| settings.key_strict = strict)
+        self.set(|settings| settings.key.strict = strict)
+    }
+
+    /// Reads the key from elsewhere than a header: from the path, the query, an extension. `None` is
+    /// no key; what is [invalid](crate::InvalidKey) is refused with 400. Replaces
+    /// [`key_header`](Self::key_header), and is replaced by it.
+    ///
+    /// A panic in it goes through to whoever polls the response; nothing is held by then.
+    pub fn key<F>(self, key: F) -> Self
+    where
+        F: Fn(&Parts) -> Result<Option<IdempotencyKey>, InvalidKey> + Send + Sync + 'static,
+    {
+        self.set(|settings| settings.key.own = Some(Arc::new(key)))
+    }
+
+    /// Guards only the requests of which `only` says so, besides their method; all others pass
+    /// untouched, even with a key. Default: all.
+    ///
+    /// To give a route other settings, put a clone of the layer with these settings on it: all
+    /// clones share their state.
+    pub fn only<F>(self, only: F) -> Self
+    where
+        F: Fn(&Parts) -> bool + Send + Sync + 'static,
+    {
+        self.set(|settings| settings.only = Some(Arc::new(only)))
     }
 
     /// Headers that change what a request asks for, besides `Content-Type` and `Content-Encoding`:
     /// the same key with another value is a conflict. Default: none.
     pub fn fingerprint_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         let names = names.into_iter().collect();
-        self.set(|settings| settings.fingerprint_headers = names)
+        self.set(|settings| settings.counts.headers = names)
+    }
+
+    /// Says what a request asks for, instead of all that counts by default: a head and the whole
+    /// body, without its trailers. Two requests with one key and different fingerprints are a
+    /// conflict. [`Fingerprint::of`](crate::Fingerprint::of) makes one of fields.
+    pub fn fingerprint<F>(self, fingerprint: F) -> Self
+    where
+        F: Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync + 'static,
+    {
+        self.set(|settings| settings.counts.own = Some(Arc::new(fingerprint)))
     }
 
     /// Lets only so much new work run at once; over that 429 `concurrency_limit`, before the body
@@ -188,9 +231,22 @@ impl IdempotencyLayer {
         self.set(|settings| settings.request_limits.total = timeout)
     }
 
-    /// The largest response body that is recorded, in bytes. A larger one, or one of unknown
-    /// length, is delivered in full and leaves a tombstone: a repeat gets 409
-    /// `idempotency_not_replayable`, with the first answer's `Location`. Default: 1 MiB.
+    /// What the request bodies that are being read, and those of requests that wait, may take
+    /// together, in bytes; over it 503 `idempotency_capacity`. Default: 64 MiB.
+    ///
+    /// # Panics
+    ///
+    /// If it is zero; and where the layer is put around a service, if one body of
+    /// [`request_limit`](Self::request_limit) does not fit.
+    #[track_caller]
+    pub fn buffered_bytes(self, bytes: usize) -> Self {
+        assert!(bytes > 0, "buffered_bytes: has to be more than 0 bytes");
+        self.set(|settings| settings.request_limits.buffer = Buffer::new(bytes))
+    }
+
+    /// The largest response body that is recorded, in bytes. A larger one is delivered in full and
+    /// leaves a tombstone: a repeat gets 409 `idempotency_not_replayable`, with the first answer's
+    /// `Location`. Default: 1 MiB.
     ///
     /// # Panics
     ///
@@ -199,6 +255,80 @@ impl IdempotencyLayer {
     pub fn response_limit(self, bytes: usize) -> Self {
         assert!(bytes > 0, "response_limit: has to be more than 0 bytes");
         self.set(|settings| settings.capture.limit = bytes)
+    }
+
+    /// Are responses of unknown length (event streams, chunked bodies) recorded, when they have
+    /// ended within the limit? Otherwise they leave a tombstone. Either way they are delivered as
+    /// they come. Default: yes.
+    pub fn record_streams(self, record: bool) -> Self {
+        self.set(|settings| settings.capture.streams = record)
+    }
+
+    /// What a response means for its operation, by its head: an outcome, or `None`, and then the
+    /// default holds (2xx, 3xx and 402 are recorded, 408 and 5xx are failures, every other 4xx
+    /// frees the key). What the handler says itself ([`Outcome`](crate::Outcome)) goes before it,
+    /// and after `effects_begin()` it releases nothing. One that panics says nothing.
+    pub fn outcome_of<F>(self, policy: F) -> Self
+    where
+        F: Fn(&response::Parts) -> Option<Outcome> + Send + Sync + 'static,
+    {
+        self.set(|settings| settings.capture.policy = Some(Arc::new(policy)))
+    }
+
+    /// Which headers a record keeps: `Some(true)` keeps, `Some(false)` drops, and where it says
+    /// nothing the default holds (see the README). Framing, connection fields and the marker are
+    /// never kept. One that panics says nothing.
+    pub fn keep_header<F>(self, policy: F) -> Self
+    where
+        F: Fn(StatusCode, &HeaderName) -> Option<bool> + Send + Sync + 'static,
+    {
+        self.set(|settings| settings.capture.headers.own = Some(Arc::new(policy)))
+    }
+
+    /// Rewrites the head of each replay, with the request that it answers; for example to say what
+    /// became of a run since. The record stays as it is. By default a replay is the first answer,
+    /// byte for byte. One that panics has rewritten nothing.
+    pub fn on_replay<F>(self, rewrite: F) -> Self
+    where
+        F: Fn(&Parts, &mut response::Parts) + Send + Sync + 'static,
+    {
+        self.set(|settings| settings.on_replay = Some(Arc::new(rewrite)))
+    }
+
+    /// How the layer's own answers look: [`problem_json`](crate::problem_json) (the default),
+    /// [`error_object`](crate::error_object), or a function of your own, which may start from
+    /// [`Refusal::response`]. If it panics, the default is sent.
+    pub fn refusals<F>(self, render: F) -> Self
+    where
+        F: Fn(&Refusal) -> Response<Bytes> + Send + Sync + 'static,
+    {
+        self.set(|settings| settings.rendering.renderer = Some(Arc::new(render)))
+    }
+
+    /// Another status for one reason to refuse. Default: the README's table.
+    ///
+    /// # Panics
+    ///
+    /// If it is not a 4xx or 5xx: a refusal must not look like a success.
+    #[track_caller]
+    pub fn refusal_status(self, reason: Reason, status: StatusCode) -> Self {
+        let is_error = status.is_client_error() || status.is_server_error();
+        assert!(is_error, "refusal_status: {status} does not look like an error");
+        self.set(|settings| settings.rendering.statuses.push((reason, status)))
+    }
+
+    /// Where the service's use of idempotency keys is written down: each refusal then has a `Link`
+    /// with `rel="describedby"` (draft-07, section 2.7). Default: none.
+    ///
+    /// # Panics
+    ///
+    /// If it is not a URI.
+    #[track_caller]
+    pub fn documentation(self, uri: &str) -> Self {
+        let link = HeaderValue::from_str(&format!("<{uri}>; rel=\"describedby\"")).ok();
+        let link = link.filter(|_| uri.parse::<http::Uri>().is_ok());
+        assert!(link.is_some(), "documentation: {uri:?} is not a URI");
+        self.set(|settings| settings.rendering.documentation = link)
     }
 
     /// What a repeat does while the first execution is running. Default: it waits up to 10
@@ -216,11 +346,33 @@ impl IdempotencyLayer {
         self.set(|settings| settings.engine.rules.in_flight = in_flight)
     }
 
+    /// How many repeats may wait, for one operation and in all; further ones get 409
+    /// `idempotency_in_progress` at once. Default: 16 and 1,024.
+    ///
+    /// # Panics
+    ///
+    /// If one is zero (that is [`InFlight::Reject`]), or the first is larger than the second.
+    #[track_caller]
+    pub fn waiters(self, per_operation: usize, in_all: usize) -> Self {
+        assert!(per_operation > 0, "waiters: has to be more than 0 per operation");
+        assert!(
+            per_operation <= in_all,
+            "waiters: {per_operation} per operation are more than {in_all} in all"
+        );
+        self.set(|settings| {
+            settings.engine.rules.waiters_per_operation = per_operation;
+            settings.engine.rules.waiters = in_all;
+        })
+    }
+
     /// What becomes of an operation whose execution failed: with 408 or 5xx, an inner error, a
     /// panic, or a response body that broke. Default: [`OnFailure::Release`], the retry runs
     /// again.
     pub fn on_failure(self, rule: OnFailure) -> Self {
-        self.set(|settings| settings.engine.rules.on_failure = rule)
+        self.set(|settings| {
+            settings.engine.rules.on_failure = rule;
+            settings.engine.rules.on_error = None;
+        })
     }
 
     /// What becomes of a running execution whose caller leaves. Default: [`OnLeave::Finish`].
@@ -240,6 +392,16 @@ impl IdempotencyLayer {
         self.set(|settings| settings.engine.rules.finish_within = time)
     }
 
+    /// Wraps work that goes on without its caller, to give it what it would miss as a task of its
+    /// own: a tracing span, a task-local. (A task-local of a layer further out is not there, and
+    /// asking for it panics.) Default: nothing.
+    pub fn detach_with<F>(self, detach: F) -> Self
+    where
+        F: Fn(Detached) -> Detached + Send + Sync + 'static,
+    {
+        self.set(|settings| settings.engine.detach_with = Some(Arc::new(detach)))
+    }
+
     /// The longest time for one call of the store. Over it, before the inner service is called,
     /// the answer is 503 `idempotency_store_unavailable`. Default: 1 second.
     ///
@@ -250,6 +412,48 @@ impl IdempotencyLayer {
     pub fn store_timeout(self, timeout: Duration) -> Self {
         assert_longer_than_zero("store_timeout", timeout);
         self.set(|settings| settings.engine.rules.store_timeout = timeout)
+    }
+
+    /// As draft-ietf-httpapi-idempotency-key-header-07 wants it: a key is required and quoted
+    /// ([`key_required`](Self::key_required), [`key_strict`](Self::key_strict)), a conflict is
+    /// answered with 422, and 4xx are recorded where they are final.
+    ///
+    /// **All common SDKs send bare keys, which are refused under it.** Follow it with
+    /// `.key_strict(false)` to take both. A setter called after a preset overrides it.
+    ///
+    /// Not final are 400, 401, 403, 404, 405, 407, 408, 409, 411, 413, 414, 415, 417, 421, 423,
+    /// 425, 426, 428, 429 and 431.
+    pub fn ietf(self) -> Self {
+        self.key_required(true)
+            .key_strict(true)
+            .refusal_status(Reason::Conflict, StatusCode::UNPROCESSABLE_ENTITY)
+            .outcome_of(client_errors_are_final)
+    }
+
+    /// As Stripe's API does it: a conflict is answered with 400, records live for 24 hours, 5xx are
+    /// recorded ([`OnFailure::Record`]) and 4xx where they are final, as under
+    /// [`ietf`](Self::ietf); but 408, 429, 503 and an error of the inner service release the key.
+    /// A setter called after a preset overrides it.
+    pub fn stripe(self) -> Self {
+        self.on_failure(OnFailure::Record)
+            .refusal_status(Reason::Conflict, StatusCode::BAD_REQUEST)
+            .retention(Duration::from_secs(24 * 60 * 60))
+            .outcome_of(as_stripe_records)
+            .set(|settings| settings.engine.rules.on_error = Some(OnFailure::Release))
+    }
+
+    /// Does the layer do what it is for? Default: [`Mode::Enforce`]. This layer and the clones that
+    /// are made of it from here on can be switched together later ([`set_mode`](Self::set_mode)).
+    pub fn mode(self, mode: Mode) -> Self {
+        let switch = ModeSwitch::default();
+        switch.set(mode);
+        self.set(|settings| settings.mode = switch)
+    }
+
+    /// Switches the mode at run time, for this layer, its clones and their services. Requests that
+    /// are on their way go on as they began.
+    pub fn set_mode(&self, mode: Mode) {
+        self.settings.mode.set(mode);
     }
 
     /// How often each [`Disposition`](crate::Disposition) was reached, counted over all clones of
@@ -281,7 +485,13 @@ fn assert_longer_than_zero(setting: &str, time: Duration) {
 impl<S> Layer<S> for IdempotencyLayer {
     type Service = Idempotency<S>;
 
+    /// Puts the layer around `inner`.
+    ///
+    /// # Panics
+    ///
+    /// If two settings contradict each other, with a message that names them.
     fn layer(&self, inner: S) -> Self::Service {
+        self.settings.validate();
         Idempotency::new(inner, Arc::clone(&self.settings))
     }
 }

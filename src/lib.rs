@@ -116,6 +116,7 @@ mod settings;
 mod service;
 mod future;
 mod journey;
+mod shadow;
 // What is read from it.
 mod key;
 pub mod scope;
@@ -139,6 +140,7 @@ mod refusal;
 mod disposition;
 // What all of them use.
 mod body;
+mod buffer;
 mod collect;
 mod hook;
 mod digest;
@@ -149,18 +151,19 @@ pub mod axum;
 
 pub use body::{RequestBody, ResponseBody};
 pub use disposition::{Disposition, Dispositions};
-pub use engine::{InFlight, OnFailure, OnLeave};
+pub use engine::{Detached, InFlight, OnFailure, OnLeave};
 pub use fingerprint::Fingerprint;
 pub use future::ResponseFuture;
 pub use guard::{Ceiling, Permit, PermitSlot};
 pub use handle::Handle;
 pub use headers::REPLAYED;
-pub use key::IdempotencyKey;
+pub use key::{IdempotencyKey, InvalidKey};
 pub use layer::IdempotencyLayer;
 pub use operation::{OperationId, ParseOperationIdError, Token};
 pub use outcome::{Outcome, RetainFor};
 pub use record::StoredResponse;
-pub use refusal::{Refusal, Retry};
+pub use refusal::{Reason, Refusal, Retry, error_object, problem_json};
 pub use scope::Scope;
 pub use service::Idempotency;
+pub use settings::Mode;
 pub use store::{MemoryStore, Store};

@@ -1,7 +1,7 @@
 //! Every answer that the layer gives by itself. In: why; out: a response that a person, a program
 //! and the common SDKs understand: `application/problem+json` (RFC 9457), or what the user renders.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -126,7 +126,7 @@ impl Refusal {
         Self { reason, status, detail, retry_after: None, location: None, documentation: None }
     }
 
-    fn retry_after(self, seconds: u64) -> Self {
+    fn come_back_in(self, seconds: u64) -> Self {
         Self { retry_after: Some(seconds), ..self }
     }
 
@@ -172,7 +172,7 @@ impl Refusal {
             "The first request with this idempotency key is still being worked on. Its answer \
              will be given to a later retry.",
         )
-        .retry_after(SHORTEST_WAIT)
+        .come_back_in(SHORTEST_WAIT)
     }
 
     pub(crate) fn not_replayable(location: Option<HeaderValue>) -> Self {
@@ -194,7 +194,7 @@ impl Refusal {
 
     pub(crate) fn ceiling() -> Self {
         Self::new(Reason::Ceiling, "No new work is taken on right now. Nothing was done.")
-            .retry_after(SHORTEST_WAIT)
+            .come_back_in(SHORTEST_WAIT)
     }
 
     pub(crate) fn capacity(room_in: Option<Duration>) -> Self {
@@ -204,7 +204,7 @@ impl Refusal {
             Reason::Capacity,
             "No further idempotency key can be kept right now. Nothing was done.",
         )
-        .retry_after(seconds.clamp(SHORTEST_WAIT, LONGEST_WAIT))
+        .come_back_in(seconds.clamp(SHORTEST_WAIT, LONGEST_WAIT))
     }
 
     pub(crate) fn store_unavailable() -> Self {
@@ -333,7 +333,7 @@ pub fn problem_json(refusal: &Refusal) -> Response<Bytes> {
     let Refusal { detail, status, .. } = refusal;
     let (code, title, retry) = (refusal.code(), refusal.title(), refusal.retry().name());
     let status = status.as_u16();
-    // Every text here is ours and needs no escapes; a test reads them all back.
+    let detail = escaped(detail);
     let problem = format!(
         "{{\"type\":\"urn:problem:tower-idempotency:{code}\",\"title\":\"{title}\",\
          \"status\":{status},\"detail\":\"{detail}\",\"code\":\"{code}\",\
@@ -347,12 +347,28 @@ pub fn problem_json(refusal: &Refusal) -> Response<Bytes> {
 /// `type`, `code`, `message` and `param`.
 #[must_use]
 pub fn error_object(refusal: &Refusal) -> Response<Bytes> {
-    let (code, detail) = (refusal.code(), refusal.detail);
+    let (code, detail) = (refusal.code(), escaped(refusal.detail));
     let error = format!(
         "{{\"error\":{{\"type\":\"idempotency_error\",\"code\":\"{code}\",\
          \"message\":\"{detail}\",\"param\":null}}}}"
     );
     refusal.response("application/json", error)
+}
+
+/// A text as it stands in JSON. Ours need no escapes; a key hook's reason may.
+fn escaped(text: &'static str) -> Cow<'static, str> {
+    if !text.contains(|char: char| char < ' ' || char == '"' || char == '\\') {
+        return text.into();
+    }
+    let mut escaped = String::new();
+    for char in text.chars() {
+        match char {
+            '"' | '\\' => escaped.extend(['\\', char]),
+            char if char < ' ' => escaped.push(' '),
+            char => escaped.push(char),
+        }
+    }
+    escaped.into()
 }
 
 impl fmt::Display for Refusal {

@@ -19,10 +19,10 @@ use crate::{
     disposition::Disposition,
     future::ResponseFuture,
     guard::SlotEnd,
-    journey::{Journey, journey},
-    key,
+    journey::{Journey, walk},
     refusal::Refusal,
-    settings::Settings,
+    settings::{Mode, Settings},
+    shadow::shadow,
 };
 
 /// The service that [`IdempotencyLayer`](crate::IdempotencyLayer) puts around an inner one.
@@ -65,7 +65,7 @@ where
     S::Future: Send + 'static,
     S::Error: Send + 'static,
     B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
+    B::Error: Into<BoxError> + Send,
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send + 'static,
 {
@@ -79,39 +79,65 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let settings = &self.settings;
-        if !settings.methods.contains(request.method()) {
-            settings.dispositions.count(Disposition::Passed);
-            return ResponseFuture::pass(self.inner.clone(), request, None);
+        let mode = settings.mode.get();
+        if mode == Mode::Off || !settings.methods.contains(request.method()) {
+            return self.pass(Disposition::Passed, request);
         }
-        match key::read(request.headers(), &settings.key_header, settings.key_strict) {
-            Err(invalid) => self.refuse(Refusal::key_invalid(invalid)),
-            Ok(None) if settings.key_required => self.refuse(Refusal::key_missing()),
-            Ok(None) => self.unkeyed(request),
-            Ok(Some(key)) => ResponseFuture::guarded(journey(Journey {
-                settings: Arc::clone(settings),
-                inner: self.inner.clone(),
-                runtime: Runtime::try_current().ok(),
-                key,
-                request,
-            })),
+        let (parts, body) = request.into_parts();
+        if settings.only.as_ref().is_some_and(|only| !only(&parts)) {
+            return self.pass(Disposition::Passed, Request::from_parts(parts, body));
+        }
+        let key = match settings.key.read(&parts) {
+            Ok(None) if settings.key_required => Err(Refusal::key_missing()),
+            key => key.map_err(Refusal::key_invalid),
+        };
+        let request = Request::from_parts(parts, body);
+        let journey = |key, request| Journey {
+            settings: Arc::clone(settings),
+            inner: self.inner.clone(),
+            runtime: Runtime::try_current().ok(),
+            key,
+            request,
+        };
+        match (key, mode) {
+            (Ok(Some(key)), Mode::Shadow) => ResponseFuture::guarded(shadow(journey(key, request))),
+            (Ok(Some(key)), _) => ResponseFuture::guarded(walk(journey(key, request))),
+            (Ok(None), mode) => self.unkeyed(request, mode),
+            (Err(refusal), Mode::Shadow) => self.pass(refusal.disposition(), request),
+            (Err(refusal), _) => self.refuse(refusal),
         }
     }
 }
 
 impl<S> Idempotency<S> {
+    /// Passes a request on untouched.
+    fn pass<B, R>(&self, disposition: Disposition, request: Request<B>) -> ResponseFuture<S, B, R>
+    where
+        S: Service<Request<RequestBody<B>>> + Clone,
+        R: Body,
+    {
+        self.settings.dispositions.count(disposition);
+        ResponseFuture::pass(self.inner.clone(), request, None)
+    }
+
     /// A request of a guarded method without a key: nothing to protect, but the guard is asked.
-    fn unkeyed<B, R>(&self, request: Request<B>) -> ResponseFuture<S, B, R>
+    fn unkeyed<B, R>(&self, request: Request<B>, mode: Mode) -> ResponseFuture<S, B, R>
     where
         S: Service<Request<RequestBody<B>>> + Clone,
         R: Body,
     {
         let guard = self.settings.guard.as_ref();
         let Some(guard) = guard.filter(|guard| !guard.has_let_in(request.extensions())) else {
-            self.settings.dispositions.count(Disposition::Passed);
-            return ResponseFuture::pass(self.inner.clone(), request, None);
+            return self.pass(Disposition::Passed, request);
         };
         let (mut parts, body) = request.into_parts();
-        let Some(slot) = guard.enter(&parts) else { return self.refuse(Refusal::ceiling()) };
+        let Some(slot) = guard.enter(&parts) else {
+            let refusal = Refusal::ceiling();
+            return match mode {
+                Mode::Shadow => self.pass(refusal.disposition(), Request::from_parts(parts, body)),
+                _ => self.refuse(refusal),
+            };
+        };
         self.settings.dispositions.count(Disposition::Passed);
         parts.extensions.insert(slot.clone());
         let request = Request::from_parts(parts, body);
@@ -125,7 +151,7 @@ impl<S> Idempotency<S> {
         R: Body,
     {
         self.settings.dispositions.count(refusal.disposition());
-        ResponseFuture::refused(refusal)
+        ResponseFuture::refused(refusal.into_response(&self.settings.rendering))
     }
 }
 

@@ -1,37 +1,90 @@
 //! All that can be set, with every default in one place, and all that is shared. Set by
 //! [`layer`](crate::IdempotencyLayer), read by everybody after it.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::Duration,
+};
 
-use http::{HeaderName, Method};
+use http::{HeaderName, Method, request, response};
 
 use crate::{
+    buffer::Buffer,
     capture::Capture,
     disposition::Dispositions,
     engine::{Engine, InFlight, OnFailure, OnLeave, Rules},
+    fingerprint::Counts,
     guard::Guard,
     headers::HeaderPolicy,
     intake::Limits,
+    key::KeyFrom,
     record::StoredResponse,
+    refusal::Rendering,
     scope::ScopeOf,
     store::MemoryStore,
 };
 
+/// Does the layer do what it is for? Switched at run time, over all clones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Mode {
+    /// Yes.
+    #[default]
+    Enforce,
+    /// It only watches: entries and dispositions are as they would be, but nothing is refused or
+    /// replayed and every request runs. For a first look at real traffic.
+    Shadow,
+    /// No: every request passes through unprotected.
+    Off,
+}
+
+/// A [`Mode`] that can be switched. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ModeSwitch(Arc<AtomicU8>);
+
+impl ModeSwitch {
+    pub(crate) fn get(&self) -> Mode {
+        match self.0.load(Ordering::Relaxed) {
+            0 => Mode::Enforce,
+            1 => Mode::Shadow,
+            _ => Mode::Off,
+        }
+    }
+
+    pub(crate) fn set(&self, mode: Mode) {
+        self.0.store(mode as u8, Ordering::Relaxed);
+    }
+}
+
 /// All that is set, and all that is shared.
 #[derive(Clone)]
 pub(crate) struct Settings {
-    pub(crate) scope: Arc<ScopeOf>,
+    pub(crate) mode: ModeSwitch,
     pub(crate) methods: Arc<[Method]>,
-    pub(crate) key_header: HeaderName,
+    pub(crate) only: Option<Arc<Only>>,
+    pub(crate) key: KeyFrom,
     pub(crate) key_required: bool,
-    pub(crate) key_strict: bool,
+    pub(crate) scope: Arc<ScopeOf>,
     pub(crate) guard: Option<Guard>,
     pub(crate) request_limits: Limits,
-    pub(crate) fingerprint_headers: Arc<[HeaderName]>,
+    pub(crate) counts: Counts,
     pub(crate) capture: Capture,
+    pub(crate) on_replay: Option<Arc<OnReplay>>,
+    pub(crate) rendering: Rendering,
     pub(crate) engine: Engine<StoredResponse>,
     pub(crate) dispositions: Dispositions,
 }
+
+/// Is this request one to guard?
+pub(crate) type Only = dyn Fn(&request::Parts) -> bool + Send + Sync;
+
+/// Rewrites the head of a replay.
+pub(crate) type OnReplay = dyn Fn(&request::Parts, &mut response::Parts) + Send + Sync;
 
 impl Settings {
     /// Every default, in one place.
@@ -40,45 +93,80 @@ impl Settings {
         const MINUTE: Duration = Duration::from_secs(60);
         let rules = Rules {
             on_failure: OnFailure::Release,
+            on_error: None,
             on_leave: OnLeave::Finish,
             in_flight: InFlight::Wait(Duration::from_secs(10)),
-            retention: Duration::from_secs(60 * 60),
-            finish_within: Duration::from_secs(5 * 60),
+            retention: 60 * MINUTE,
+            finish_within: 5 * MINUTE,
             store_timeout: Duration::from_secs(1),
             waiters_per_operation: 16,
             waiters: 1_024,
         };
         Self {
-            scope,
+            mode: ModeSwitch::default(),
             methods: Arc::new([Method::POST, Method::PATCH]),
-            key_header: HeaderName::from_static("idempotency-key"),
+            only: None,
+            key: KeyFrom {
+                header: HeaderName::from_static("idempotency-key"),
+                strict: false,
+                own: None,
+            },
             key_required: false,
-            key_strict: false,
+            scope,
             guard: None,
-            request_limits: Limits { bytes: MIB, idle: Duration::from_secs(15), total: MINUTE },
-            fingerprint_headers: Arc::new([]),
+            request_limits: Limits {
+                bytes: MIB,
+                idle: Duration::from_secs(15),
+                total: MINUTE,
+                buffer: Buffer::new(64 * MIB),
+            },
+            counts: Counts::default(),
             capture: Capture {
                 limit: MIB,
                 streams: true,
                 headers: HeaderPolicy::default(),
                 policy: None,
             },
+            on_replay: None,
+            rendering: Rendering::default(),
             engine: Engine::new(Arc::new(MemoryStore::new()), rules),
             dispositions: Dispositions::default(),
         }
+    }
+
+    /// Checks what only goes together or not at all.
+    ///
+    /// # Panics
+    ///
+    /// With a message that names the settings.
+    #[track_caller]
+    pub(crate) fn validate(&self) {
+        let Rules { in_flight, finish_within, .. } = self.engine.rules;
+        if let InFlight::Wait(wait) = in_flight {
+            assert!(
+                wait <= finish_within,
+                "in_flight: a wait of {wait:?} is longer than finish_within ({finish_within:?}), \
+                 when every execution is over"
+            );
+        }
+        let (request, buffer) = (self.request_limits.bytes, self.request_limits.buffer.limit);
+        assert!(
+            request <= buffer,
+            "buffered_bytes: {buffer} bytes have no room for one body of request_limit ({request})"
+        );
     }
 }
 
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IdempotencyLayer")
+            .field("mode", &self.mode.get())
             .field("methods", &self.methods)
-            .field("key_header", &self.key_header)
+            .field("key", &self.key)
             .field("key_required", &self.key_required)
-            .field("key_strict", &self.key_strict)
             .field("guard", &self.guard)
             .field("request_limits", &self.request_limits)
-            .field("fingerprint_headers", &self.fingerprint_headers)
+            .field("counts", &self.counts)
             .field("response_limit", &self.capture.limit)
             .field("record_streams", &self.capture.streams)
             .field("rules", &self.engine.rules)

@@ -78,7 +78,7 @@ impl<V: 'static> OwnedClaim<V> {
 
     /// Where this execution goes if its caller leaves.
     pub(crate) fn leave(&self) -> Option<Leave> {
-        Leave::new(self.runtime.as_ref(), &self.engine.rules)
+        Leave::new(self.runtime.as_ref(), &self.engine)
     }
 
     pub(crate) fn rules(&self) -> &Rules {
@@ -112,12 +112,19 @@ impl<V: 'static> OwnedClaim<V> {
 
     /// Ends the claim of an execution that left no answer, by the failure rule.
     pub(crate) async fn fail(self) -> Result<Ownership, StoreError> {
-        let settlement = self.after_failure();
+        let settlement = self.after_failure(self.engine.rules.on_failure);
         self.settle(settlement).await
     }
 
-    fn after_failure(&self) -> Settlement<V> {
-        match self.engine.rules.on_failure {
+    /// Ends the claim of an execution that ended with an error.
+    pub(crate) async fn fail_with_error(self) -> Result<Ownership, StoreError> {
+        let rules = &self.engine.rules;
+        let settlement = self.after_failure(rules.on_error.unwrap_or(rules.on_failure));
+        self.settle(settlement).await
+    }
+
+    fn after_failure(&self, rule: OnFailure) -> Settlement<V> {
+        match rule {
             OnFailure::Release if !self.progress.effects_begun() => Settlement::Release,
             _ => Settlement::Hold,
         }
@@ -149,7 +156,7 @@ impl<V: 'static> OwnedClaim<V> {
 impl<V: 'static> Drop for OwnedClaim<V> {
     fn drop(&mut self) {
         let settlement = match self.running {
-            Some(_) => self.after_failure(),
+            Some(_) => self.after_failure(self.engine.rules.on_failure),
             None => Settlement::Release,
         };
         // Dropping the write sends it to the background, unless it is done at once.
@@ -238,6 +245,20 @@ enum Wish {
 }
 
 impl<V: 'static> Progress<V> {
+    /// An execution that has no claim: whatever is said of its record is lost.
+    pub(crate) fn unclaimed(engine: &Engine<V>, id: OperationId) -> Self {
+        Self {
+            store: Arc::clone(&engine.store),
+            store_timeout: engine.rules.store_timeout,
+            id,
+            token: Token::mint(),
+            attempt: 1,
+            effects: AtomicBool::new(false),
+            life: Mutex::new(Life::Settled),
+            settled: Notify::new(),
+        }
+    }
+
     pub(crate) fn id(&self) -> OperationId {
         self.id
     }

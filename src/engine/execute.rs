@@ -6,6 +6,7 @@ use std::{
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -13,7 +14,7 @@ use std::{
 use pin_project_lite::pin_project;
 use tokio::runtime::Handle as Runtime;
 
-use super::{OnLeave, Rules};
+use super::{Engine, OnLeave};
 
 /// A panic that was caught, to be let go when the claim is settled.
 pub(crate) struct Panic(Box<dyn Any + Send>);
@@ -62,19 +63,28 @@ impl<F: Future> Future for Catch<F> {
     }
 }
 
+/// Work that goes on without its caller.
+pub type Detached = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Wraps work that goes on without its caller.
+pub(crate) type Detach = dyn Fn(Detached) -> Detached + Send + Sync;
+
 /// Where work goes whose caller leaves.
 pub(crate) struct Leave {
     runtime: Runtime,
     finish_within: Duration,
+    detach_with: Option<Arc<Detach>>,
 }
 
 impl Leave {
     /// None where there is no runtime, or the rules say to cancel.
-    pub(super) fn new(runtime: Option<&Runtime>, rules: &Rules) -> Option<Self> {
-        match rules.on_leave {
-            OnLeave::Finish => {
-                Some(Self { runtime: runtime?.clone(), finish_within: rules.finish_within })
-            }
+    pub(super) fn new<V>(runtime: Option<&Runtime>, engine: &Engine<V>) -> Option<Self> {
+        match engine.rules.on_leave {
+            OnLeave::Finish => Some(Self {
+                runtime: runtime?.clone(),
+                finish_within: engine.rules.finish_within,
+                detach_with: engine.detach_with.clone(),
+            }),
             OnLeave::Cancel => None,
         }
     }
@@ -82,11 +92,17 @@ impl Leave {
     /// Lets `work` go on without a caller, at most for `finish_within`; then it is dropped, and the
     /// claim in it ends by the failure rule.
     pub(crate) fn finish(self, work: impl Future<Output: Send> + Send + 'static) {
-        let Self { runtime, finish_within } = self;
-        runtime.spawn(async move {
+        let Self { runtime, finish_within, detach_with } = self;
+        let work = async move {
             // Nobody is left to tell; what came of it is in the store.
             let _output = tokio::time::timeout(finish_within, work).await;
-        });
+        };
+        match detach_with {
+            None => drop(runtime.spawn(work)),
+            // The hook runs in the task: if it panics there, the work is dropped there, and the
+            // claim in it ends by the failure rule.
+            Some(detach) => drop(runtime.spawn(async move { detach(Box::pin(work)).await })),
+        }
     }
 }
 

@@ -28,6 +28,8 @@ mod wait;
 
 pub(crate) use claim::{OwnedClaim, Progress, Settlement};
 use drain::Running;
+pub(crate) use execute::Detach;
+pub use execute::Detached;
 pub use wait::InFlight;
 use wait::Waiters;
 
@@ -62,6 +64,8 @@ pub enum OnLeave {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
     pub(crate) on_failure: OnFailure,
+    /// For an error of the work; `on_failure` where there is none.
+    pub(crate) on_error: Option<OnFailure>,
     pub(crate) on_leave: OnLeave,
     pub(crate) in_flight: InFlight,
     pub(crate) retention: Duration,
@@ -76,6 +80,7 @@ pub(crate) struct Rules {
 pub(crate) struct Engine<V> {
     pub(crate) store: Arc<dyn Store<V>>,
     pub(crate) rules: Rules,
+    pub(crate) detach_with: Option<Arc<Detach>>,
     running: Running,
     waiters: Waiters,
 }
@@ -98,7 +103,13 @@ pub(crate) enum Decision<V: 'static> {
 
 impl<V: 'static> Engine<V> {
     pub(crate) fn new(store: Arc<dyn Store<V>>, rules: Rules) -> Self {
-        Self { store, rules, running: Running::default(), waiters: Waiters::default() }
+        Self {
+            store,
+            rules,
+            detach_with: None,
+            running: Running::default(),
+            waiters: Waiters::default(),
+        }
     }
 
     /// What is under `id` right now. Advisory.
@@ -106,7 +117,7 @@ impl<V: 'static> Engine<V> {
         bounded(&mut self.store.lookup(id), self.rules.store_timeout).await
     }
 
-    /// Claims `id`, waiting for a claim in flight as long as the rules allow.
+    /// Claims `id`, waiting for a claim in flight as `in_flight` says.
     ///
     /// Dropped before it returns, it leaves nothing behind: a claim whose answer has not arrived
     /// is taken back by its token.
@@ -114,6 +125,7 @@ impl<V: 'static> Engine<V> {
         &self,
         id: OperationId,
         fingerprint: Fingerprint,
+        in_flight: InFlight,
         runtime: Option<&Runtime>,
     ) -> Result<Decision<V>, StoreError> {
         let token = Token::mint();
@@ -129,7 +141,7 @@ impl<V: 'static> Engine<V> {
                 ClaimReply::Full { room_in } => Decision::Full { room_in },
                 ClaimReply::InFlight(ended) => {
                     if turn.is_none() {
-                        turn = self.waiters.enter(id, &self.rules, runtime);
+                        turn = self.waiters.enter(id, in_flight, &self.rules, runtime);
                     }
                     match &turn {
                         Some(turn) if turn.wait(ended).await? => continue,
@@ -167,6 +179,7 @@ impl<V> Clone for Engine<V> {
         Self {
             store: Arc::clone(&self.store),
             rules: self.rules,
+            detach_with: self.detach_with.clone(),
             running: self.running.clone(),
             waiters: self.waiters.clone(),
         }

@@ -48,10 +48,11 @@ impl Waiters {
     pub(super) fn enter(
         &self,
         id: OperationId,
+        in_flight: InFlight,
         rules: &Rules,
         runtime: Option<&Runtime>,
     ) -> Option<Turn> {
-        let InFlight::Wait(at_most) = rules.in_flight else { return None };
+        let InFlight::Wait(at_most) = in_flight else { return None };
         runtime?;
         let now = Instant::now();
         let deadline = now.checked_add(at_most)?;

@@ -1,8 +1,9 @@
 //! Is it the same request? In: a request's head, its body as it arrives, its trailers; out: a
 //! versioned [`Fingerprint`]. Next, the operation is claimed with it.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
+use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, Uri,
     header::{CONTENT_ENCODING, CONTENT_TYPE},
@@ -75,7 +76,68 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// Makes a fingerprint while the body arrives.
+/// What of a request counts.
+#[derive(Clone, Default)]
+pub(crate) struct Counts {
+    /// These headers, besides the content's own.
+    pub(crate) headers: Vec<HeaderName>,
+    /// What a function of the user's own says, instead of all the rest.
+    pub(crate) own: Option<Arc<OwnFingerprint>>,
+}
+
+impl fmt::Debug for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Counts")
+            .field("headers", &self.headers)
+            .field("own", &self.own.is_some())
+            .finish()
+    }
+}
+
+pub(crate) type OwnFingerprint = dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync;
+
+impl Counts {
+    /// Starts on a request by its head.
+    pub(crate) fn begin(&self, parts: &Parts) -> Making<'_> {
+        match &self.own {
+            None => Making::Content(Fingerprinter::new(parts, &self.headers)),
+            Some(own) => Making::Own(&**own),
+        }
+    }
+}
+
+/// A fingerprint in the making.
+#[allow(clippy::large_enum_variant, reason = "the large one is the usual one")]
+pub(crate) enum Making<'a> {
+    Content(Fingerprinter),
+    Own(&'a OwnFingerprint),
+}
+
+impl Making<'_> {
+    /// Takes in the next bytes of the body.
+    pub(crate) fn data(&mut self, chunk: &[u8]) {
+        match self {
+            Self::Content(fingerprinter) => fingerprinter.data(chunk),
+            Self::Own(_) => {}
+        }
+    }
+
+    /// The fingerprint, now that all of the request is there; see [`Fingerprinter::finish`].
+    pub(crate) fn finish(
+        self,
+        parts: &Parts,
+        body: &Bytes,
+        trailers: Option<&HeaderMap>,
+        known: Option<Fingerprint>,
+    ) -> Fingerprint {
+        match self {
+            Self::Content(fingerprinter) => fingerprinter.finish(body, trailers, known),
+            Self::Own(own) => own(parts, body),
+        }
+    }
+}
+
+/// Makes a fingerprint of a request's content while the body arrives.
 pub(crate) struct Fingerprinter {
     /// The digest of the head: where the body's bytes and the body's meaning part ways.
     head: Framed,
@@ -86,7 +148,7 @@ pub(crate) struct Fingerprinter {
 
 impl Fingerprinter {
     /// Takes in the head. `chosen` are the headers that count besides the content's own.
-    pub(crate) fn new(parts: &Parts, chosen: &[HeaderName]) -> Self {
+    fn new(parts: &Parts, chosen: &[HeaderName]) -> Self {
         let mut head = Framed::new("tower-idempotency request 1");
         head.field(parts.method.as_str().as_bytes());
         // Both, for the original one may be that of a request around this one: a batch handler
@@ -110,8 +172,7 @@ impl Fingerprinter {
         Self { head, exact, body_length: 0, is_json: is_json(&parts.headers) }
     }
 
-    /// Takes in the next bytes of the body.
-    pub(crate) fn data(&mut self, chunk: &[u8]) {
+    fn data(&mut self, chunk: &[u8]) {
         self.exact.unframed(chunk);
         self.body_length += chunk.len();
     }
@@ -119,7 +180,7 @@ impl Fingerprinter {
     /// The fingerprint. `body` is all that [`data`](Self::data) was given; `known` is what the
     /// store has under the same id: if the bytes are the same, so is their meaning, and nothing
     /// is parsed.
-    pub(crate) fn finish(
+    fn finish(
         mut self,
         body: &[u8],
         trailers: Option<&HeaderMap>,

@@ -1,0 +1,120 @@
+//! The journey of a keyed request that is only watched (`Mode::Shadow`): the same steps, and entries
+//! and counts as they would be; but nothing is refused or replayed, and every request runs.
+
+use bytes::Bytes;
+use http::{Request, Response, request::Parts};
+use http_body::Body;
+use tower::ServiceExt as _;
+use tower_service::Service;
+
+use crate::{
+    BoxError,
+    body::{RequestBody, ResponseBody, Rest},
+    disposition::Disposition,
+    engine::{Decision, InFlight, Progress},
+    handle::Handle,
+    intake::{self, Intake},
+    journey::{Inside, Journey, known, permit, release, run},
+    operation::OperationId,
+    record::Stored,
+    settings::Settings,
+};
+
+/// Takes the request through all steps, to the inner service in any case.
+pub(crate) async fn shadow<S, B, R>(
+    journey: Journey<S, B>,
+) -> Result<Response<ResponseBody<R>>, S::Error>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError> + Send,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send + 'static,
+{
+    let Journey { settings, inner, runtime, key, request } = journey;
+    let (parts, body) = request.into_parts();
+    let pass = async |disposition, inner: S, parts, body| {
+        settings.dispositions.count(disposition);
+        let request = Request::from_parts(parts, body);
+        inner.oneshot(request).await.map(|response| response.map(ResponseBody::inner))
+    };
+
+    let Some(scope) = (settings.scope)(&parts) else {
+        let body = RequestBody::untouched(body);
+        return pass(Disposition::RejectedScope, inner, parts, body).await;
+    };
+    let id = OperationId::new(&scope, key.as_str());
+    drop(scope);
+    if Inside::has(&parts, id) {
+        let request = Request::from_parts(parts, RequestBody::untouched(body));
+        return inner.oneshot(request).await.map(|response| response.map(ResponseBody::inner));
+    }
+    let stopped =
+        if intake::declares_more_than(settings.request_limits.bytes, &body, &parts.headers) {
+            Err(Disposition::TooLarge)
+        } else {
+            known(&settings, &parts, id).await.map_err(|refusal| refusal.disposition())
+        };
+    let known = match stopped {
+        Ok(known) => known,
+        Err(disposition) => {
+            let parts = unclaimed(&settings, id, parts);
+            return pass(disposition, inner, parts, RequestBody::untouched(body)).await;
+        }
+    };
+
+    let mut making = settings.counts.begin(&parts);
+    let mut body = Box::pin(body);
+    let limits = &settings.request_limits;
+    let read = intake::read(body.as_mut(), limits, runtime.is_some(), |data| making.data(data));
+    let Intake { body, trailers, room } = match read.await {
+        Ok(intake) => intake,
+        Err(unread) => {
+            let disposition = unread.disposition();
+            let (data, room, error) = unread.into_parts();
+            let rest = match error {
+                None => Rest::More(body),
+                Some(error) => Rest::Error(Some(Box::new(error))),
+            };
+            let parts = unclaimed(&settings, id, parts);
+            return pass(disposition, inner, parts, RequestBody::part(data, room, rest)).await;
+        }
+    };
+    let fingerprint = making.finish(&parts, &body, trailers.as_ref(), known);
+    let body = RequestBody::read(body, trailers, room);
+
+    // Nobody waits in the shadow: who would have is counted as in progress.
+    let reject = InFlight::Reject;
+    let disposition = match settings.engine.claim(id, fingerprint, reject, runtime.as_ref()).await {
+        Ok(Decision::Mine(claim)) => match permit(&settings, &parts) {
+            Ok(slot) => {
+                let request = Request::from_parts(parts, body);
+                return run(settings, inner, request, key, claim, slot).await;
+            }
+            Err(refusal) => {
+                release(claim).await;
+                refusal.disposition()
+            }
+        },
+        Ok(Decision::Recorded { value, .. }) => match value.get() {
+            Stored::Response { .. } => Disposition::Replayed,
+            Stored::Tombstone { .. } => Disposition::NotReplayable,
+        },
+        Ok(Decision::Conflict) => Disposition::Conflict,
+        Ok(Decision::Held) => Disposition::OutcomeUnknown,
+        Ok(Decision::InFlight) => Disposition::InProgress,
+        Ok(Decision::Full { .. }) => Disposition::Capacity,
+        Err(_) => Disposition::StoreUnavailable,
+    };
+    let parts = unclaimed(&settings, id, parts);
+    pass(disposition, inner, parts, body).await
+}
+
+/// Gives a request that runs beside the entry of its operation a handle that is not that entry's.
+fn unclaimed(settings: &Settings, id: OperationId, mut parts: Parts) -> Parts {
+    let progress = Progress::unclaimed(&settings.engine, id);
+    parts.extensions.insert(Handle::new(&progress.into(), None));
+    parts
+}
