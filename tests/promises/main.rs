@@ -7,6 +7,7 @@
 mod support;
 
 mod cancellation;
+mod capacity;
 mod drain;
 mod failure;
 mod readiness;
