@@ -18,6 +18,7 @@ mod failure;
 mod guard;
 mod handle;
 mod key;
+mod layering;
 mod readiness;
 mod refusals;
 mod replay;
