@@ -14,6 +14,7 @@ mod readiness;
 mod replay;
 mod conflict;
 mod dispositions;
+mod drain;
 mod failure;
 mod guard;
 mod handle;
