@@ -1,7 +1,7 @@
 //! Every answer that the layer gives by itself: what it looks like, which goes first, and that it
 //! tells nobody's secrets.
 
-use std::time::Duration;
+use std::{fmt::Write as _, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, HeaderValue, Request};
@@ -279,8 +279,8 @@ async fn nothing_that_can_be_printed_tells_a_secret() {
     });
     let response = stack.call(request()).await.unwrap();
     let mut told = printed.recv().await.unwrap();
-    told += &format!("{:?} {layer:?} {store:?}", response.body());
-    told += &format!("{:?} {:?}", Scope::new("secret-scope"), Token::mint());
+    write!(told, "{:?} {layer:?} {store:?}", response.body()).unwrap();
+    write!(told, "{:?} {:?}", Scope::new("secret-scope"), Token::mint()).unwrap();
     assert!(!told.contains("secret"), "{told}");
 }
 

@@ -166,7 +166,7 @@ struct CueClaim {
 
 impl CueClaim {
     fn settle(
-        mut self: Box<Self>,
+        mut self,
         call: Call,
         settle: impl FnOnce(Box<dyn Claim<StoredResponse>>) -> StoreFuture<Ownership> + Send + 'static,
     ) -> StoreFuture<Ownership> {
@@ -197,14 +197,14 @@ impl Claim<StoredResponse> for CueClaim {
         value: StoredResponse,
         retention: Duration,
     ) -> StoreFuture<Ownership> {
-        self.settle(Call::Complete, move |claim| claim.complete(value, retention))
+        (*self).settle(Call::Complete, move |claim| claim.complete(value, retention))
     }
 
     fn release(self: Box<Self>) -> StoreFuture<Ownership> {
-        self.settle(Call::Release, |claim| claim.release())
+        (*self).settle(Call::Release, <dyn Claim<StoredResponse>>::release)
     }
 
     fn hold(self: Box<Self>, retention: Duration) -> StoreFuture<Ownership> {
-        self.settle(Call::Hold, move |claim| claim.hold(retention))
+        (*self).settle(Call::Hold, move |claim| claim.hold(retention))
     }
 }
