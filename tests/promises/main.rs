@@ -8,10 +8,6 @@ mod support;
 
 mod cancellation;
 mod capacity;
-mod drain;
-mod failure;
-mod readiness;
-mod replay;
 mod conflict;
 mod dispositions;
 mod drain;
