@@ -28,6 +28,9 @@ pub enum InFlight {
     Reject,
 }
 
+/// A wait that no clock can add to is for ever; a year is enough for that.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// How many wait for each operation. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Waiters(Arc<Mutex<Waiting>>);
@@ -55,7 +58,7 @@ impl Waiters {
         let InFlight::Wait(at_most) = in_flight else { return None };
         runtime?;
         let now = Instant::now();
-        let deadline = now.checked_add(at_most)?;
+        let deadline = now.checked_add(at_most).unwrap_or_else(|| now + FOR_EVER);
         let mut waiting = self.lock();
         if waiting.in_all >= rules.waiters {
             return None;

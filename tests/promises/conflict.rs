@@ -346,18 +346,18 @@ async fn a_key_whose_record_has_ended_may_be_used_for_another_request() {
     stack.send(with_body("[1]")).await.assert_refused(409, "idempotency_conflict");
 }
 
-/// Counts runs and answers with the path that it was asked for.
-async fn ask(runs: Runs, OriginalUri(uri): OriginalUri) -> String {
-    format!("run {} of {uri}", runs.run())
-}
-
 #[tokio::test]
 async fn under_nested_routers_the_original_path_counts() {
     let runs = Runs::default();
     let tickets = |layer: IdempotencyLayer| {
         let runs = runs.clone();
         Router::new()
-            .route("/{id}", any_method(move |uri: OriginalUri| ask(runs, uri)))
+            .route(
+                "/{id}",
+                any_method(move |OriginalUri(uri): OriginalUri| async move {
+                    format!("run {} of {uri}", runs.run())
+                }),
+            )
             .layer(layer)
     };
     let (layer, _) = layer();

@@ -358,7 +358,7 @@ async fn a_handler_chooses_the_retention_of_its_own_record() {
         let key = format!("k{said}");
         stack.send(keyed(&key, "{}")).await;
         if seconds > 0 {
-            tokio::time::advance(Duration::from_secs(seconds) - Duration::from_millis(1)).await;
+            tokio::time::advance(Duration::from_millis(seconds * 1_000 - 1)).await;
             assert!(stack.send(keyed(&key, "{}")).await.is_replay(), "{said}");
             tokio::time::advance(Duration::from_millis(1)).await;
         }

@@ -7,21 +7,23 @@
 mod support;
 
 mod cancellation;
-mod drain;
-mod failure;
-mod readiness;
-mod replay;
+mod capacity;
 mod conflict;
+mod dispositions;
+mod drain;
 mod failure;
 mod guard;
 mod handle;
 mod key;
+mod layering;
 mod readiness;
+mod refusals;
 mod replay;
 mod request_body;
 mod response_body;
 mod retention;
 mod scope;
+mod settings;
 mod single_flight;
 mod store;
 mod store_failure;

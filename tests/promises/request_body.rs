@@ -79,10 +79,13 @@ fn request(key: Option<&str>, content_type: &str, body: AnyBody) -> Request<AnyB
     request
 }
 
+/// A content type, and what makes a body of it.
+type Case = (&'static str, fn(Bytes) -> AnyBody);
+
 #[tokio::test]
 async fn a_handler_sees_the_same_request_as_without_a_key() {
     let big = Bytes::from(vec![7; 100_000]);
-    let cases: [(&str, fn(Bytes) -> AnyBody); 6] = [
+    let cases: [Case; 6] = [
         ("application/json", |_| any(Full::from(r#"{"a": 1,  "a": 2}"#))),
         ("application/x-www-form-urlencoded", |_| any(Full::from("a=1&b=%20"))),
         ("multipart/form-data; boundary=x", |_| any(Full::from("--x\r\n\r\n--x--"))),

@@ -47,18 +47,14 @@ async fn a_body_up_to_the_limit_is_replayed_and_a_larger_one_is_delivered_whole_
         for way in 0..3 {
             let stack = Stack::new(&layer, move |_, _| async move {
                 let data = Bytes::from("x".repeat(length));
-                let response = match way {
-                    0 => text(201, data),
-                    _ => {
-                        let halves = [data.slice(..length / 2), data.slice(length / 2..)];
-                        let script = Script::new(halves.map(Step::data));
-                        let script = if way == 1 { script } else { script.says(length as u64) };
-                        with_header(
-                            text(201, "").map(|_| any(script)),
-                            "content-length",
-                            length.to_string(),
-                        )
-                    }
+                let halves = [data.slice(..length / 2), data.slice(length / 2..)];
+                let script = Script::new(halves.map(Step::data));
+                let script = if way == 1 { script } else { script.says(length as u64) };
+                let response = if way == 0 {
+                    text(201, data)
+                } else {
+                    let response = text(201, "").map(|_| any(script));
+                    with_header(response, "content-length", length.to_string())
                 };
                 Ok(with_header(response, "location", "/v1/runs/1"))
             });

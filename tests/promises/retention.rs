@@ -13,6 +13,11 @@ use crate::support::{
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
+/// A millisecond less than so many seconds.
+fn just_before(seconds: u64) -> Duration {
+    Duration::from_millis(seconds * 1_000 - 1)
+}
+
 fn seconds(number: u64) -> Duration {
     Duration::from_secs(number)
 }
@@ -22,7 +27,7 @@ async fn a_record_is_replayed_until_its_deadline_and_new_work_from_then_on() {
     let (layer, store) = layer();
     let stack = Stack::numbered(&layer.retention(seconds(60)));
     stack.send(keyed("k", "{}")).await;
-    advance(seconds(60) - MILLISECOND).await;
+    advance(just_before(60)).await;
     assert!(stack.send(keyed("k", "{}")).await.is_replay());
     assert_eq!(store.len(), 1);
     advance(MILLISECOND).await;
@@ -36,7 +41,7 @@ async fn an_hour_is_the_default() {
     let (layer, store) = layer();
     let stack = Stack::numbered(&layer);
     stack.send(keyed("k", "{}")).await;
-    advance(seconds(3_600) - MILLISECOND).await;
+    advance(just_before(3_600)).await;
     assert_eq!(store.len(), 1);
     advance(MILLISECOND).await;
     assert_eq!(store.len(), 0);
@@ -55,7 +60,7 @@ async fn retention_counts_from_completion_and_replays_do_not_extend_it() {
         advance(seconds(1)).await;
         assert!(stack.send(keyed("k", "{}")).await.is_replay());
     }
-    advance(seconds(1) - MILLISECOND).await;
+    advance(just_before(1)).await;
     assert!(stack.send(keyed("k", "{}")).await.is_replay());
     advance(MILLISECOND).await;
     assert_eq!(completed.elapsed(), seconds(10));

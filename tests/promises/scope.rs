@@ -1,6 +1,6 @@
 //! A caller only ever sees records of its own scope.
 
-use http::{HeaderName, Request, Response, StatusCode, request::Parts};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode, request::Parts};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope, StoredResponse, scope};
 
@@ -102,7 +102,7 @@ async fn scope_and_key_never_run_into_each_other() {
 async fn scopes_of_several_parts_are_told_apart_by_their_parts() {
     let layer = IdempotencyLayer::new(|parts: &Parts| {
         let parts = parts.headers.get_all("x-part").iter();
-        Some(Scope::from_parts(parts.map(|part| part.as_bytes())))
+        Some(Scope::from_parts(parts.map(HeaderValue::as_bytes)))
     });
     let stack = Stack::numbered(&layer);
     let mut run = 0;

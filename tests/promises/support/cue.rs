@@ -40,6 +40,8 @@ pub enum Cue {
     LoseAnswer,
     /// It is done after the gate.
     Wait(Gate),
+    /// Of a settlement: the claim had been lost before.
+    Lost,
 }
 
 /// What the claims of this store add to the request's extensions.
@@ -88,7 +90,7 @@ impl CueStore {
         self.calls.lock().unwrap().push(call);
         let cue = self.cues.lock().unwrap().get(&call).cloned();
         match cue {
-            None => answer(),
+            None | Some(Cue::Lost) => answer(),
             Some(Cue::Fail) => StoreFuture::failed(failure()),
             Some(Cue::Hang) => StoreFuture::new(std::future::pending()),
             Some(Cue::LoseAnswer) => {
@@ -164,12 +166,15 @@ struct CueClaim {
 
 impl CueClaim {
     fn settle(
-        mut self: Box<Self>,
+        mut self,
         call: Call,
         settle: impl FnOnce(Box<dyn Claim<StoredResponse>>) -> StoreFuture<Ownership> + Send + 'static,
     ) -> StoreFuture<Ownership> {
         let claim = self.claim.take().unwrap();
         let cue = self.store.cues.lock().unwrap().get(&call).cloned();
+        if let Some(Cue::Lost) = cue {
+            return StoreFuture::ready(Ownership::Lost);
+        }
         if let Some(Cue::Fail | Cue::Hang) = cue {
             self.store.kept.lock().unwrap().push(claim);
             return self.store.answer(call, || unreachable!("it fails or hangs"));
@@ -192,14 +197,14 @@ impl Claim<StoredResponse> for CueClaim {
         value: StoredResponse,
         retention: Duration,
     ) -> StoreFuture<Ownership> {
-        self.settle(Call::Complete, move |claim| claim.complete(value, retention))
+        (*self).settle(Call::Complete, move |claim| claim.complete(value, retention))
     }
 
     fn release(self: Box<Self>) -> StoreFuture<Ownership> {
-        self.settle(Call::Release, |claim| claim.release())
+        (*self).settle(Call::Release, <dyn Claim<StoredResponse>>::release)
     }
 
     fn hold(self: Box<Self>, retention: Duration) -> StoreFuture<Ownership> {
-        self.settle(Call::Hold, move |claim| claim.hold(retention))
+        (*self).settle(Call::Hold, move |claim| claim.hold(retention))
     }
 }

@@ -3,13 +3,13 @@
 
 #![allow(unreachable_pub, reason = "shared by the test modules")]
 
-pub mod interposed;
-pub mod probe;
-pub mod steps;
 pub mod cue;
-pub mod stack;
 pub mod faults;
+pub mod interposed;
 pub mod naive_store;
+pub mod probe;
+pub mod stack;
+pub mod steps;
 
 use std::{
     future::Future,

@@ -1,0 +1,192 @@
+//! Settings: impossible values are refused by name, and what is set can be read without secrets.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
+
+use http::{HeaderName, Method};
+use tower_idempotency::{
+    Ceiling, Disposition, Dispositions, Fingerprint, Handle, Idempotency, IdempotencyKey,
+    IdempotencyLayer, InFlight, MemoryStore, OnFailure, OnLeave, OperationId, Permit, PermitSlot,
+    Refusal, RequestBody, ResponseBody, ResponseFuture, Scope, StoredResponse, Token, scope,
+};
+
+use crate::support::{
+    Gate, keyed,
+    stack::{AnyBody, Handler, Stack, layer, text},
+};
+
+/// Asserts that `set` panics with a message that begins with the setting's name.
+#[track_caller]
+fn assert_refused<T>(setting: &str, set: impl FnOnce() -> T) {
+    let panic = catch_unwind(AssertUnwindSafe(set)).err().expect("an impossible value is taken");
+    let message = panic
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string))
+        .unwrap();
+    assert!(message.starts_with(&format!("{setting}: ")), "{setting}: {message:?}");
+}
+
+#[test]
+fn impossible_values_are_refused_by_name() {
+    let layer = || IdempotencyLayer::new(scope::single_tenant());
+    let zero = Duration::ZERO;
+    assert_refused("retention", || layer().retention(zero));
+    assert_refused("methods", || layer().methods([]));
+    for method in [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT] {
+        assert_refused("methods", || layer().methods([Method::POST, method]));
+    }
+    assert_refused("request_limit", || layer().request_limit(0));
+    assert_refused("response_limit", || layer().response_limit(0));
+    assert_refused("body_idle_timeout", || layer().body_idle_timeout(zero));
+    assert_refused("body_timeout", || layer().body_timeout(zero));
+    assert_refused("in_flight", || layer().in_flight(InFlight::Wait(zero)));
+    assert_refused("finish_within", || layer().finish_within(zero));
+    assert_refused("store_timeout", || layer().store_timeout(zero));
+    assert_refused("capacity", || MemoryStore::<StoredResponse>::new().capacity(0));
+    assert_refused("ceiling", || Ceiling::new(0));
+    assert_refused("ceiling", || Ceiling::new(usize::MAX));
+}
+
+#[tokio::test]
+async fn the_smallest_and_the_largest_values_work() {
+    let smallest = Duration::from_nanos(1);
+    for (time, number) in [(smallest, 2), (Duration::MAX, usize::MAX)] {
+        let layer = IdempotencyLayer::new(scope::single_tenant())
+            .store(MemoryStore::new().capacity(number))
+            .retention(time)
+            .request_limit(number)
+            .response_limit(number)
+            .body_idle_timeout(time)
+            .body_timeout(time)
+            .in_flight(InFlight::Wait(time))
+            .finish_within(time)
+            .store_timeout(time)
+            .on_leave(OnLeave::Finish);
+        let stack = Stack::new(&layer, |_, _| async { Ok(text(200, "")) });
+        for _ in 0..2 {
+            assert_eq!(stack.send(keyed("k", "{}")).await.status, 200);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_wait_too_long_for_a_clock_is_a_wait() {
+    let gate = Gate::default();
+    let (layer, _) = layer();
+    let stack = Stack::new(&layer.in_flight(InFlight::Wait(Duration::MAX)), {
+        let gate = gate.clone();
+        move |run, _| {
+            let gate = gate.clone();
+            async move {
+                gate.pass().await;
+                Ok(text(200, format!("run {run}")))
+            }
+        }
+    });
+    let first = stack.spawn(keyed("k", "{}"));
+    gate.reached_by(1).await;
+    let repeat = stack.spawn(keyed("k", "{}"));
+    tokio::task::yield_now().await;
+    gate.open();
+    first.await.unwrap();
+    assert_eq!(repeat.await.unwrap().text(), "run 1");
+}
+
+#[test]
+fn what_is_set_can_be_read() {
+    let layer = IdempotencyLayer::new(scope::single_tenant())
+        .methods([Method::PUT])
+        .key_header(HeaderName::from_static("x-token"))
+        .key_required(true)
+        .key_strict(true)
+        .ceiling(&Ceiling::new(77))
+        .request_limit(1_234)
+        .response_limit(4_321)
+        .retention(Duration::from_secs(99))
+        .fingerprint_headers([HeaderName::from_static("x-session-key")])
+        .on_failure(OnFailure::Hold)
+        .on_leave(OnLeave::Cancel)
+        .in_flight(InFlight::Reject)
+        .body_idle_timeout(Duration::from_secs(11))
+        .body_timeout(Duration::from_secs(22))
+        .store_timeout(Duration::from_secs(33))
+        .finish_within(Duration::from_secs(44));
+    let service = tower::Layer::layer(&layer, ());
+    for text in [format!("{layer:?}"), format!("{service:?}")] {
+        for set in [
+            "PUT",
+            "x-token",
+            "key_required: true",
+            "key_strict: true",
+            "limit: 77",
+            "1234",
+            "4321",
+            "retention: 99s",
+            "x-session-key",
+            "Hold",
+            "Cancel",
+            "Reject",
+            "11s",
+            "22s",
+            "33s",
+            "44s",
+        ] {
+            assert!(text.contains(set), "{set}: {text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_setter_changes_the_layer_it_is_called_on_and_its_clones_share_the_rest() {
+    let (layer, store) = layer();
+    let required = layer.clone().key_required(true);
+    let (plain, strict) = (Stack::numbered(&layer), Stack::numbered(&required));
+    assert_eq!(plain.send(crate::support::unkeyed("{}")).await.status, 200);
+    assert_eq!(strict.send(crate::support::unkeyed("{}")).await.status, 400);
+    // One store, one count.
+    plain.send(keyed("k", "{}")).await;
+    assert!(strict.send(keyed("k", "{}")).await.is_replay());
+    assert_eq!(store.len(), 1);
+    for layer in [&layer, &required] {
+        let counts = layer.dispositions();
+        assert_eq!(counts.get(Disposition::RejectedKey), 1);
+        assert_eq!(counts.get(Disposition::Replayed), 1);
+    }
+}
+
+#[tokio::test]
+async fn services_of_one_layer_share_its_store_and_those_of_two_do_not() {
+    let one = IdempotencyLayer::new(scope::single_tenant());
+    let other = IdempotencyLayer::new(scope::single_tenant());
+    let stacks = [Stack::numbered(&one), Stack::numbered(&one.clone()), Stack::numbered(&other)];
+    for (stack, is_replay) in stacks.iter().zip([false, true, false]) {
+        assert_eq!(stack.send(keyed("k", "{}")).await.is_replay(), is_replay);
+    }
+}
+
+#[test]
+fn everything_goes_where_tasks_need_it() {
+    fn send_and_sync<T: Send + Sync + 'static>() {}
+    fn send<T: Send + 'static>() {}
+    fn unpin<T: Unpin>() {}
+
+    send_and_sync::<IdempotencyLayer>();
+    send_and_sync::<Idempotency<Handler>>();
+    send::<ResponseFuture<Handler, AnyBody, AnyBody>>();
+    send::<RequestBody<AnyBody>>();
+    send::<ResponseBody<AnyBody>>();
+    unpin::<ResponseBody<AnyBody>>();
+    send_and_sync::<MemoryStore<StoredResponse>>();
+    send_and_sync::<StoredResponse>();
+    send_and_sync::<Dispositions>();
+    send_and_sync::<Ceiling>();
+    send::<Permit>();
+    send_and_sync::<PermitSlot>();
+    send_and_sync::<Handle>();
+    send_and_sync::<IdempotencyKey>();
+    send_and_sync::<Refusal>();
+    send_and_sync::<(Scope, OperationId, Token, Fingerprint)>();
+}
