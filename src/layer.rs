@@ -74,7 +74,7 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Where entries live. Default: a [`MemoryStore`] of this layer's own, with room for 1,000
+    /// Where entries live. Default: a [`MemoryStore`](crate::MemoryStore) of this layer's own, with room for 1,000
     /// live entries.
     pub fn store(self, store: impl Store<StoredResponse>) -> Self {
         self.set(|settings| {
