@@ -8,11 +8,6 @@ mod support;
 
 mod cancellation;
 mod capacity;
-mod drain;
-mod failure;
-mod memory_store;
-mod readiness;
-mod replay;
 mod conflict;
 mod dispositions;
 mod drain;
