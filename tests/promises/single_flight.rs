@@ -191,7 +191,9 @@ async fn sixteen_wait_for_one_operation_and_the_next_are_refused_at_once() {
             answers(repeats).await.into_iter().partition(|answer| answer.status == 409);
         assert_eq!((refused.len(), replayed.len()), (33, 16));
         refused.iter().for_each(assert_in_progress);
-        replayed.iter().for_each(|answer| assert_replay_of(answer, round));
+        for answer in &replayed {
+            assert_replay_of(answer, round);
+        }
         assert_eq!(held.probe.runs(), round, "and the places are free for the next round");
     }
 }
