@@ -297,8 +297,8 @@ fn any_reply(run: usize) -> Reply {
         4 => Reply::Error,
         5 => Reply::PanicInCall,
         6 => Reply::PanicInFuture,
-        7 => Reply::PanicInBody { known_length: run % 2 == 0 },
-        8 => Reply::BreakInBody { known_length: run % 2 == 0 },
+        7 => Reply::PanicInBody { known_length: run.is_multiple_of(2) },
+        8 => Reply::BreakInBody { known_length: run.is_multiple_of(2) },
         _ => Reply::Status(200),
     }
 }

@@ -16,6 +16,7 @@ mod guard;
 mod handle;
 mod key;
 mod layering;
+mod memory_store;
 mod readiness;
 mod refusals;
 mod replay;

@@ -121,6 +121,21 @@ async fn a_record_that_has_ended_gives_its_slot_back_without_any_traffic() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn many_records_that_end_in_the_same_moment_have_all_ended() {
+    let (layer, _) = layer();
+    let stack = Stack::numbered(&layer.retention(seconds(60)));
+    let keys: Vec<_> = (0..500).map(|number| number.to_string()).collect();
+    for key in &keys {
+        stack.send(keyed(key, "{}")).await;
+    }
+    advance(seconds(60)).await;
+    // They are cleared some at a time; what is not cleared yet has ended all the same.
+    for key in &keys {
+        assert!(!stack.send(keyed(key, "{}")).await.is_replay());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn many_keys_over_time_leave_nothing_behind() {
     let (layer, store) = layer();
     let stack = Stack::numbered(&layer.retention(seconds(1)));

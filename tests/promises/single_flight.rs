@@ -1,7 +1,15 @@
 //! However many ask for one operation at the same time, it is executed once; the others wait, in
 //! bounded number and for a bounded time, and get that execution's answer.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Wake, Waker},
+    time::Duration,
+};
 
 use tokio::{sync::Barrier, task::JoinHandle, time::Instant};
 use tower::{Layer, ServiceExt};
@@ -191,7 +199,9 @@ async fn sixteen_wait_for_one_operation_and_the_next_are_refused_at_once() {
             answers(repeats).await.into_iter().partition(|answer| answer.status == 409);
         assert_eq!((refused.len(), replayed.len()), (33, 16));
         refused.iter().for_each(assert_in_progress);
-        replayed.iter().for_each(|answer| assert_replay_of(answer, round));
+        for answer in &replayed {
+            assert_replay_of(answer, round);
+        }
         assert_eq!(held.probe.runs(), round, "and the places are free for the next round");
     }
 }
@@ -397,5 +407,43 @@ async fn different_keys_run_side_by_side() {
     held.gate.open();
     for owner in owners {
         assert!(!owner.await.unwrap().is_replay());
+    }
+}
+
+#[test]
+fn those_who_wait_are_woken_with_nothing_locked() {
+    /// An executor that looks into the store before it wakes a task.
+    struct Looks(MemoryStore<StoredResponse>, AtomicUsize);
+    impl Wake for Looks {
+        fn wake(self: Arc<Self>) {
+            let _live = self.0.len();
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    let endings = [
+        (Reply::Status(200), OnFailure::Release),
+        (Reply::Status(500), OnFailure::Release),
+        (Reply::Status(500), OnFailure::Hold),
+    ];
+    for (reply, rule) in endings {
+        // A thread of its own, because a lock that is taken twice hangs it.
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let held = Held::with(1, move |_| reply, |layer| layer.on_failure(rule));
+                let owner = held.start("k").await;
+                let looks = Arc::new(Looks(held.store.clone(), AtomicUsize::new(0)));
+                let waker = Waker::from(Arc::clone(&looks));
+                let mut waiter = Box::pin(held.service.clone().oneshot(keyed("k", "{}")));
+                assert!(waiter.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+                held.gate.open();
+                owner.await.unwrap();
+                done.send(looks.1.load(Ordering::SeqCst)).unwrap();
+            });
+        });
+        let woken = is_done.recv_timeout(Duration::from_secs(30)).expect("it hangs");
+        assert_eq!(woken, 1, "{reply:?} {rule:?}");
     }
 }

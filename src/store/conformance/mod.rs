@@ -353,6 +353,8 @@ cases! {
         = retention::claim_outlives_retentions;
     EveryEntryHasItsOwnRetention: "The retention of an entry that is gone does not end a later one."
         = retention::every_entry_has_its_own_retention;
+    ManyEndAtOnce: "However many entries end at once, all of them are gone, and no others."
+        = retention::many_end_at_once;
     ZeroRetentionLeavesNothing: "What is kept for no time is not kept."
         = retention::zero_retention_leaves_nothing;
     EndlessRetentionHolds: "The longest retention there is keeps an entry, and does not wrap around."

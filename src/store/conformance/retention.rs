@@ -91,17 +91,43 @@ pub(super) async fn every_entry_has_its_own_retention<V: Value>(suite: &Suite<V>
     Ok(())
 }
 
+pub(super) async fn many_end_at_once<V: Value>(suite: &Suite<V>) -> Checked {
+    let bench = suite.store(ROOMY).await;
+    let mut ids: Vec<_> = (0..150).map(id).collect();
+    for (number, &id) in (0..).zip(&ids) {
+        let state = State::LEFT[number % 2];
+        bench.put(id, state, suite.ticks(2)).await?;
+    }
+    suite.pass(4).await;
+    // The greatest first: a store that clears some at a time, in order, has not come to it.
+    ids.sort();
+    let mut owners = Vec::new();
+    for &id in ids.iter().rev() {
+        bench.looks_up(id, None, "one of many that have ended").await?;
+        owners.push((id, bench.own(id).await?));
+    }
+    // Nor does what was left to be cleared take the new ones with it.
+    for (id, own) in owners {
+        bench.finds(id, &Seen::InFlight, "one that came after many").await?;
+        must(own.release().await?, Ownership::Held, "its owner's release")?;
+    }
+    Ok(())
+}
+
 pub(super) async fn zero_retention_leaves_nothing<V: Value>(suite: &Suite<V>) -> Checked {
     let bench = suite.store(ROOMY).await;
-    let retained = bench.put(id(3), State::Recorded, bench.long()).await?;
-    for (number, state) in (1..).zip(State::LEFT) {
-        bench.put(id(number), state, Duration::ZERO).await?;
-    }
-    let said = bench.retain(id(3), retained.token, Duration::ZERO).await?;
-    must(said, Ownership::Held, "retaining for no time")?;
-    for number in 1..4 {
-        bench.looks_up(id(number), None, "what is kept for no time").await?;
-        bench.finds(id(number), &Seen::Nothing, "what is kept for no time").await?;
+    for (number, state) in (0..).zip(State::LEFT) {
+        let id = id(number);
+        bench.put(id, state, Duration::ZERO).await?;
+        // Looked up before a claim could clear it.
+        bench.looks_up(id, None, "what is kept for no time").await?;
+        bench.finds(id, &Seen::Nothing, "what is kept for no time").await?;
+
+        let put = bench.put(id, state, bench.long()).await?;
+        let said = bench.retain(id, put.token, Duration::ZERO).await?;
+        must(said, Ownership::Held, "retaining for no time")?;
+        bench.looks_up(id, None, "what is retained for no time").await?;
+        bench.finds(id, &Seen::Nothing, "what is retained for no time").await?;
     }
     Ok(())
 }

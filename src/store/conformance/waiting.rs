@@ -1,6 +1,10 @@
 //! How those who were told "in flight" learn of the end.
 
-use std::time::Duration;
+use std::{
+    future::{Future, poll_fn},
+    task::Poll,
+    time::Duration,
+};
 
 use super::{
     Broken, Checked, Suite,
@@ -136,14 +140,15 @@ pub(super) async fn end_before_the_wait_is_seen<V: Value>(suite: &Suite<V>) -> C
     Ok(())
 }
 
-/// More often than any store needs to look, within two ticks.
+/// More often than any store has to look, within two ticks.
 const TOO_OFTEN: usize = 50;
 
 pub(super) async fn waiting_is_quiet<V: Value>(suite: &Suite<V>) -> Checked {
     let bench = suite.store(ROOMY).await;
     let (own, waiters) = awaited(&bench, id(1)).await?;
-    for mut ended in waiters {
-        let asking = async {
+    let waiting = waiters.into_iter().map(|mut ended| {
+        let bench = &bench;
+        Box::pin(async move {
             for _ in 0..TOO_OFTEN {
                 ended.await?;
                 match bench.claim(id(1), asked(), Token::mint()).await? {
@@ -152,10 +157,19 @@ pub(super) async fn waiting_is_quiet<V: Value>(suite: &Suite<V>) -> Checked {
                 }
             }
             Err(Broken(format!("a waiter was woken {TOO_OFTEN} times in two ticks")))
-        };
-        if let Ok(woken) = tokio::time::timeout(suite.ticks(2), asking).await {
-            woken?;
-        }
+        })
+    });
+    // Together, for they might wake each other. None of them ends but by a failure.
+    let mut waiting: Vec<_> = waiting.collect();
+    let any = poll_fn(|context| {
+        let polled = waiting.iter_mut().map(|waiter| waiter.as_mut().poll(context));
+        polled
+            .reduce(|one, other| if one.is_ready() { one } else { other })
+            .unwrap_or(Poll::Pending)
+    });
+    if let Ok(failed) = tokio::time::timeout(suite.ticks(2), any).await {
+        failed?;
     }
+    drop(waiting);
     must(own.release().await?, Ownership::Held, "the owner's release")
 }

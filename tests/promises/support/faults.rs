@@ -87,8 +87,7 @@ faults! {
     IdsAreCutShort: IdsNeverMeet;
     IdsAreText: IdsNeverMeet;
     DeadEntryConflicts: EndedEntryIsNoConflict and [EveryEndGivesRoomBack, RoomComesWhenItSays];
-    LookupSeesTheDead: LookupAgrees
-        and [RecordLivesForItsRetention, HeldLivesForItsRetention, RetainShortens];
+    LookupSeesTheDead: LookupAgrees and ..;
     LookupMissesHeld: LookupAgrees and [ConflictChangesNothing, RetainLengthens, FullStoreAnswers];
     LookupTellsHalf: LookupAgrees;
     LookupClaims: LookupChangesNothing and ..;
@@ -104,6 +103,7 @@ faults! {
     EndWakesOne: EveryEndWakesEveryWaiter and [EndBeforeTheWaitIsSeen];
     WaitBeginsLate: EndBeforeTheWaitIsSeen;
     WaitEndsAtOnce: WaitingIsQuiet;
+    WaitersWakeEachOther: WaitingIsQuiet;
 
     // Retention.
     RecordLivesFromTheClaim: RecordLivesForItsRetention and [ClaimOutlivesRetentions];
@@ -114,6 +114,7 @@ faults! {
     LookupExtends: QuestionsExtendNothing and [ConflictChangesNothing, RetainLengthens];
     ClaimExpires: ClaimOutlivesRetentions and [EveryEndGivesRoomBack];
     OldDeadlineStays: EveryEntryHasItsOwnRetention;
+    OnlySomeOfTheDeadAreGone: ManyEndAtOnce;
     ZeroIsForEver: ZeroRetentionLeavesNothing and [EveryEndGivesRoomBack];
     EndlessWrapsAround: EndlessRetentionHolds;
     EndlessRetainWrapsAround: EndlessRetentionHolds;

@@ -169,7 +169,7 @@ impl Claim<StoredResponse> for InterposedClaim {
     }
 
     fn release(self: Box<Self>) -> StoreFuture<Ownership> {
-        self.settle(Call::Release, |claim| claim.release())
+        self.settle(Call::Release, Claim::release)
     }
 
     fn hold(self: Box<Self>, retention: Duration) -> StoreFuture<Ownership> {

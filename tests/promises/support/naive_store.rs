@@ -3,10 +3,8 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard},
+    thread::{self, ThreadId},
     time::Duration,
 };
 
@@ -20,7 +18,10 @@ use tower_idempotency::{
     store::{Claim, ClaimReply, ClaimRequest, Ownership, StoreFuture},
 };
 
-use super::faults::Fault::{self, self as F};
+use super::{
+    GENEROUS,
+    faults::Fault::{self, self as F},
+};
 
 #[derive(Clone)]
 pub struct NaiveStore(Arc<Shared>);
@@ -29,7 +30,9 @@ struct Shared {
     table: Mutex<Table>,
     fault: Option<Fault>,
     lease: Option<Duration>,
-    in_the_window: AtomicUsize,
+    made_on: ThreadId,
+    in_the_window: Mutex<usize>,
+    another: Condvar,
 }
 
 #[derive(Default)]
@@ -101,7 +104,9 @@ impl NaiveStore {
             table: Mutex::new(Table { capacity, ..Table::default() }),
             fault,
             lease,
-            in_the_window: AtomicUsize::new(0),
+            made_on: thread::current().id(),
+            in_the_window: Mutex::new(0),
+            another: Condvar::new(),
         }))
     }
 
@@ -167,6 +172,18 @@ impl NaiveStore {
                 !is_over
             });
         }
+        if self.is(F::OnlySomeOfTheDeadAreGone) {
+            let dead = table.entries.iter().filter(|(_, entry)| entry.has_ended());
+            let some: Vec<_> = dead.map(|(key, _)| key.clone()).take(20).collect();
+            for key in some {
+                table.entries.remove(&key);
+            }
+            // For the others the deadline is forgotten.
+            table.entries.values_mut().filter(|entry| entry.has_ended()).for_each(|entry| {
+                entry.ends = None;
+            });
+            return;
+        }
         if !self.is(F::DeadTakeRoom) && !self.is(F::DeadEntryConflicts) {
             table.entries.retain(|_, entry| !entry.has_ended());
         }
@@ -220,6 +237,10 @@ impl NaiveStore {
         match &mut entry.state {
             State::InFlight(_) if self.is(F::NewcomerTakesOver) => None,
             State::InFlight(ended) => {
+                if self.is(F::WaitersWakeEachOther) {
+                    // For the new one alone: the others take theirs being gone for the end.
+                    *ended = watch::Sender::new(());
+                }
                 let ended = self.wait(ended, Arc::clone(&entry.notify));
                 if self.is(F::RefusalFreesTheClaim) {
                     table.entries.remove(&key);
@@ -399,16 +420,16 @@ impl NaiveStore {
         self.admit(&mut table, request)
     }
 
-    /// Gives another claim the time to come here too, on another thread.
+    /// The first claim that races on a thread of its own waits here for the second.
     fn until_another_is_in_the_window(&self) {
-        let window = &self.0.in_the_window;
-        let came = window.fetch_add(1, Ordering::SeqCst);
-        for _ in 0..500 {
-            if window.load(Ordering::SeqCst) > came + 1 {
-                break;
-            }
-            std::thread::yield_now();
+        if thread::current().id() == self.0.made_on {
+            return;
         }
+        let mut came = self.0.in_the_window.lock().unwrap();
+        *came += 1;
+        self.0.another.notify_all();
+        let alone = |came: &mut usize| *came < 2;
+        drop(self.0.another.wait_timeout_while(came, GENEROUS, alone).unwrap());
     }
 
     fn ends_after(&self, entry: &Entry, how: How, retention: Duration) -> Instant {
