@@ -68,12 +68,12 @@ where
     let body = match collect(body.as_mut(), length).await {
         Ok((data, trailers)) => {
             let settlement = match executing.verdict(&answered, trailers.as_ref()) {
-                Verdict::Record => Settlement::Record(StoredResponse::response(
-                    parts.status,
-                    capture.headers.kept(parts.status, &parts.headers, trailers.is_some()),
-                    data.clone(),
-                    trailers.clone(),
-                )),
+                Verdict::Record => {
+                    let headers =
+                        capture.headers.kept(parts.status, &parts.headers, trailers.is_some());
+                    let (data, trailers) = (data.clone(), trailers.clone());
+                    StoredResponse::response(parts.status, headers, data, trailers).recorded()
+                }
                 Verdict::Release => Settlement::Release,
                 Verdict::Hold => Settlement::Hold,
             };

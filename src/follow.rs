@@ -203,14 +203,15 @@ where
     fn ended(&mut self, trailers: Option<&HeaderMap>) {
         if let Some(executing) = self.executing.take() {
             let settlement = match executing.verdict(&self.answered, trailers) {
-                Verdict::Record => Settlement::Record(match self.capture.take() {
+                Verdict::Record => match self.capture.take() {
                     Some(Capturing { data, .. }) => {
                         let Head { status, headers, policy } = &self.head;
                         let headers = policy.kept(*status, headers, trailers.is_some());
                         StoredResponse::response(*status, headers, data.finish(), trailers.cloned())
                     }
                     None => StoredResponse::tombstone(self.head.headers.get(LOCATION).cloned()),
-                }),
+                }
+                .recorded(),
                 Verdict::Release => Settlement::Release,
                 Verdict::Hold => Settlement::Hold,
             };

@@ -23,7 +23,7 @@ use crate::{
     capture::capture,
     disposition::Disposition,
     engine::{
-        Decision, OwnedClaim, Settlement,
+        Decision, OwnedClaim, Settlement, Wanted,
         execute::{HandOver, catch},
     },
     executing::Executing,
@@ -37,6 +37,7 @@ use crate::{
     record::StoredResponse,
     refusal::Refusal,
     replay::replay,
+    scope::ScopeId,
     settings::{OnReplay, Settings},
 };
 
@@ -72,7 +73,7 @@ where
     // Whose key is it?
     let Some(scope) = (settings.scope)(&parts) else { return refuse(Refusal::no_scope()) };
     let id = OperationId::new(&scope, key.as_str());
-    drop(scope);
+    let scope = settings.engine.store.counts_scopes().then(|| ScopeId::new(&scope));
     if Inside::has(&parts, id) {
         // An outer copy of this layer guards the operation already.
         let request = Request::from_parts(parts, RequestBody::untouched(body));
@@ -100,10 +101,11 @@ where
         Err(unread) => return refuse(unread.into()),
     };
     let fingerprint = making.finish(&parts, &body, trailers.as_ref(), known);
+    let wanted = Wanted { id, fingerprint, scope };
 
     // The one step that decides.
     let in_flight = settings.engine.rules.in_flight;
-    let claim = match settings.engine.claim(id, fingerprint, in_flight, runtime.as_ref()).await {
+    let claim = match settings.engine.claim(wanted, in_flight, runtime.as_ref()).await {
         Ok(Decision::Mine(claim)) => claim,
         Ok(Decision::Recorded { value, waited }) => match replay(&value) {
             Ok(mut response) => {

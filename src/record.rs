@@ -6,6 +6,8 @@ use std::{fmt, sync::Arc};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
+use crate::engine::Settlement;
+
 /// The value of a record: a finished response, or a tombstone. Opaque; a clone costs no copy.
 #[derive(Clone)]
 pub struct StoredResponse(Arc<Stored>);
@@ -39,12 +41,17 @@ impl StoredResponse {
         Self(Arc::new(Stored::Tombstone { location }))
     }
 
+    /// The end of a claim with this value.
+    pub(crate) fn recorded(self) -> Settlement<Self> {
+        Settlement::Record { bytes: self.bytes(), value: self }
+    }
+
     pub(crate) fn get(&self) -> &Stored {
         &self.0
     }
 
     /// About how many bytes it takes, for the store's budget.
-    pub(crate) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         let of = |headers: &HeaderMap| -> usize {
             headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum()
         };

@@ -7,6 +7,8 @@ use std::fmt;
 use bytes::Bytes;
 use http::{HeaderName, request::Parts};
 
+use crate::digest::Framed;
+
 /// The namespace in which a key is unique: a tenant, a profile, a user.
 ///
 /// The server decides it, from what it has verified itself; never the client's word alone. A
@@ -36,6 +38,34 @@ impl Scope {
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.0
+    }
+}
+
+/// The name of a scope that stores see: a digest of it. All that it is for is to tell one scope's
+/// entries from another's.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ScopeId([u8; 32]);
+
+impl ScopeId {
+    /// The id of `scope`.
+    #[must_use]
+    pub fn new(scope: &Scope) -> Self {
+        let mut framed = Framed::new("tower-idempotency scope 1");
+        framed.field(scope.as_bytes());
+        Self(framed.finish())
+    }
+
+    /// The id as bytes, for a store to keep.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for ScopeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The digest of a guessable name can be guessed from.
+        f.write_str("ScopeId(..)")
     }
 }
 

@@ -11,12 +11,13 @@ use crate::{
     BoxError,
     body::{RequestBody, ResponseBody, Rest},
     disposition::Disposition,
-    engine::{Decision, InFlight, Progress},
+    engine::{Decision, InFlight, Progress, Wanted},
     handle::Handle,
     intake::{self, Intake},
     journey::{Inside, Journey, known, permit, release, run},
     operation::OperationId,
     record::Stored,
+    scope::ScopeId,
     settings::Settings,
 };
 
@@ -46,7 +47,7 @@ where
         return pass(Disposition::RejectedScope, inner, parts, body).await;
     };
     let id = OperationId::new(&scope, key.as_str());
-    drop(scope);
+    let scope = settings.engine.store.counts_scopes().then(|| ScopeId::new(&scope));
     if Inside::has(&parts, id) {
         let request = Request::from_parts(parts, RequestBody::untouched(body));
         return inner.oneshot(request).await.map(|response| response.map(ResponseBody::inner));
@@ -83,11 +84,12 @@ where
         }
     };
     let fingerprint = making.finish(&parts, &body, trailers.as_ref(), known);
+    let wanted = Wanted { id, fingerprint, scope };
     let body = RequestBody::read(body, trailers, room);
 
     // Nobody waits in the shadow: who would have is counted as in progress.
     let reject = InFlight::Reject;
-    let disposition = match settings.engine.claim(id, fingerprint, reject, runtime.as_ref()).await {
+    let disposition = match settings.engine.claim(wanted, reject, runtime.as_ref()).await {
         Ok(Decision::Mine(claim)) => match permit(&settings, &parts) {
             Ok(slot) => {
                 let request = Request::from_parts(parts, body);

@@ -19,14 +19,14 @@ use tokio::{runtime::Handle as Runtime, sync::Notify};
 use super::{Engine, OnFailure, Rules, bounded, drain::Ticket, execute::Leave};
 use crate::{
     operation::{OperationId, Token},
-    store::{Claim, Ownership, Store, StoreError, StoreFuture},
+    store::{Claim, Completion, Ownership, Store, StoreError, StoreFuture},
 };
 
 /// How a claim ends.
 #[derive(Debug)]
 pub(crate) enum Settlement<V> {
-    /// With this value, to be given to every repeat.
-    Record(V),
+    /// With this value, which takes about so many bytes, to be given to every repeat.
+    Record { value: V, bytes: usize },
     /// With nothing: a repeat executes.
     Release,
     /// With an unknown outcome: a repeat is refused.
@@ -135,11 +135,16 @@ impl<V: 'static> OwnedClaim<V> {
         let retention = self.engine.rules.retention;
         let wish = self.progress.settle();
         let write = match (settlement, wish) {
-            (Settlement::Record(_), Some(Wish::End)) | (Settlement::Release, _) => claim.release(),
-            (Settlement::Record(value), Some(Wish::RetainFor(retention))) => {
-                claim.complete(value, retention)
+            (Settlement::Record { .. }, Some(Wish::End)) | (Settlement::Release, _) => {
+                claim.release()
             }
-            (Settlement::Record(value), None) => claim.complete(value, retention),
+            (Settlement::Record { value, bytes }, wish) => {
+                let retention = match wish {
+                    Some(Wish::RetainFor(retention)) => retention,
+                    _ => retention,
+                };
+                claim.complete(Completion::new(value, retention).bytes(bytes))
+            }
             // A wish is for a record. An unknown outcome stays shut for as long as the rules say.
             (Settlement::Hold, _) => claim.hold(retention),
         };

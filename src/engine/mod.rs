@@ -18,6 +18,7 @@ use tokio::runtime::Handle as Runtime;
 use crate::{
     fingerprint::Fingerprint,
     operation::{OperationId, Token},
+    scope::ScopeId,
     store::{ClaimReply, ClaimRequest, Store, StoreError, StoreFuture},
 };
 
@@ -85,6 +86,14 @@ pub(crate) struct Engine<V> {
     waiters: Waiters,
 }
 
+/// Which operation is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted {
+    pub(crate) id: OperationId,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) scope: Option<ScopeId>,
+}
+
 /// What is to be done with one request.
 pub(crate) enum Decision<V: 'static> {
     /// Execute it, and settle the claim.
@@ -123,15 +132,16 @@ impl<V: 'static> Engine<V> {
     /// is taken back by its token.
     pub(crate) async fn claim(
         &self,
-        id: OperationId,
-        fingerprint: Fingerprint,
+        wanted: Wanted,
         in_flight: InFlight,
         runtime: Option<&Runtime>,
     ) -> Result<Decision<V>, StoreError> {
-        let token = Token::mint();
+        let Wanted { id, fingerprint, scope } = wanted;
+        let request = ClaimRequest::new(id, fingerprint, Token::mint()).in_scope(scope);
+        let token = request.token;
         let mut turn = None;
         loop {
-            return Ok(match self.ask(id, fingerprint, token, runtime).await? {
+            return Ok(match self.ask(request, runtime).await? {
                 ClaimReply::Mine(claim) => {
                     Decision::Mine(OwnedClaim::new(self, id, token, claim, runtime))
                 }
@@ -155,13 +165,11 @@ impl<V: 'static> Engine<V> {
     /// One call of the store's `claim`; without its answer the claim is taken back.
     async fn ask(
         &self,
-        id: OperationId,
-        fingerprint: Fingerprint,
-        token: Token,
+        request: ClaimRequest,
         runtime: Option<&Runtime>,
     ) -> Result<ClaimReply<V>, StoreError> {
+        let ClaimRequest { id, token, .. } = request;
         let mut unanswered = Unanswered { engine: self, id, token, runtime, answered: false };
-        let request = ClaimRequest::new(id, fingerprint, token);
         let reply = bounded(&mut self.store.claim(request), self.rules.store_timeout).await;
         unanswered.answered = reply.is_ok();
         reply

@@ -13,6 +13,7 @@ use std::{
 use crate::{
     fingerprint::Fingerprint,
     operation::{OperationId, Token},
+    scope::ScopeId,
 };
 
 mod memory;
@@ -63,6 +64,12 @@ pub trait Store<V>: Send + Sync + 'static {
     /// only where a guard needs it.
     fn lookup_is_cheap(&self) -> bool;
 
+    /// Does it give each scope a share of its room? Only then is a claim asked with its scope.
+    /// Default: no.
+    fn counts_scopes(&self) -> bool {
+        false
+    }
+
     /// Claims `request.id`, or says what is there instead, in one atomic step.
     ///
     /// Where several answers hold, the first of these is given: [`Mine`](ClaimReply::Mine) to the
@@ -105,14 +112,41 @@ pub trait Claim<V>: Send + Sync + 'static {
     /// extensions. Adds nothing by default.
     fn extend(&mut self, _extensions: &mut http::Extensions) {}
 
-    /// Records `value`, to live for `retention` from now. On an error it may be there all the same.
-    fn complete(self: Box<Self>, value: V, retention: Duration) -> StoreFuture<Ownership>;
+    /// Records a value, to live for its retention from now. On an error it may be there all the
+    /// same.
+    fn complete(self: Box<Self>, completion: Completion<V>) -> StoreFuture<Ownership>;
 
     /// Ends the claim and leaves nothing: the next one runs.
     fn release(self: Box<Self>) -> StoreFuture<Ownership>;
 
     /// Ends the claim and keeps its id shut for `retention` from now: the outcome is unknown.
     fn hold(self: Box<Self>, retention: Duration) -> StoreFuture<Ownership>;
+}
+
+/// What a claim is completed with.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Completion<V> {
+    /// What the record keeps.
+    pub value: V,
+    /// How long it lives, from now.
+    pub retention: Duration,
+    /// About how many bytes of memory the value takes, for a store that budgets them.
+    pub bytes: usize,
+}
+
+impl<V> Completion<V> {
+    /// Records `value` for `retention`. It counts with the size of its type.
+    #[must_use]
+    pub fn new(value: V, retention: Duration) -> Self {
+        Self { value, retention, bytes: size_of::<V>() }
+    }
+
+    /// Says how many bytes the value takes, what it points to included.
+    #[must_use]
+    pub fn bytes(self, bytes: usize) -> Self {
+        Self { bytes, ..self }
+    }
 }
 
 /// What a claim is asked with.
@@ -125,13 +159,22 @@ pub struct ClaimRequest {
     pub fingerprint: Fingerprint,
     /// The token that the claim is fenced with.
     pub token: Token,
+    /// The scope of the operation, where it has one, for a store that gives each scope a share of
+    /// its room.
+    pub scope: Option<ScopeId>,
 }
 
 impl ClaimRequest {
     /// Asks for `id` in the name of `token`.
     #[must_use]
     pub fn new(id: OperationId, fingerprint: Fingerprint, token: Token) -> Self {
-        Self { id, fingerprint, token }
+        Self { id, fingerprint, token, scope: None }
+    }
+
+    /// Counts the entry to the share of `scope`.
+    #[must_use]
+    pub fn in_scope(self, scope: Option<ScopeId>) -> Self {
+        Self { scope, ..self }
     }
 }
 

@@ -12,7 +12,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_idempotency::{
     Disposition, Fingerprint, Idempotency, IdempotencyLayer, InFlight, MemoryStore, OnFailure,
     OnLeave, OperationId, RequestBody, Scope, StoredResponse, Token, scope,
-    store::{ClaimReply, ClaimRequest, Ownership, Store},
+    store::{ClaimReply, ClaimRequest, Completion, Ownership, Store},
 };
 
 use crate::support::{
@@ -421,7 +421,7 @@ async fn keys_that_come_and_go_for_a_long_time_leave_no_residue() {
         let ended = match key % 8 {
             0 => claim.release(),
             1 => claim.hold(Duration::from_millis(1)),
-            _ => claim.complete(Arc::clone(&value), Duration::from_millis(1)),
+            _ => claim.complete(Completion::new(Arc::clone(&value), Duration::from_millis(1))),
         };
         assert_eq!(ended.await.unwrap(), Ownership::Held);
         if key % 300 == 0 {

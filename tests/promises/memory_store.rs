@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tower_idempotency::{
     Fingerprint, MemoryStore, OperationId, Scope, Store, Token,
-    store::{Claim, ClaimReply, ClaimRequest, Ownership},
+    store::{Claim, ClaimReply, ClaimRequest, Completion, Ownership},
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -35,7 +35,10 @@ async fn own<V: Clone + Send + Sync + 'static>(
 async fn one_of_each(store: &MemoryStore<&'static str>) -> Box<dyn Claim<&'static str>> {
     let in_flight = own(store, 0).await;
     assert_eq!(own(store, 1).await.hold(HOUR).await.unwrap(), Ownership::Held);
-    assert_eq!(own(store, 2).await.complete("value", HOUR).await.unwrap(), Ownership::Held);
+    assert_eq!(
+        own(store, 2).await.complete(Completion::new("value", HOUR)).await.unwrap(),
+        Ownership::Held
+    );
     in_flight
 }
 
@@ -107,7 +110,10 @@ async fn clones_are_the_same_store() {
 async fn a_thousand_entries_fit_unless_told_otherwise() {
     let store = MemoryStore::new();
     for number in 0..1_000 {
-        assert_eq!(own(&store, number).await.complete((), HOUR).await.unwrap(), Ownership::Held);
+        assert_eq!(
+            own(&store, number).await.complete(Completion::new((), HOUR)).await.unwrap(),
+            Ownership::Held
+        );
     }
     let ClaimReply::Full { room_in } = claim(&store, 1_000).await else { panic!("it fits") };
     assert_eq!(room_in, Some(HOUR));
@@ -122,7 +128,7 @@ async fn the_value_of_a_record_that_has_ended_is_let_go() {
         let ids = round * 100..(round + 1) * 100;
         for number in ids.clone() {
             let claim = own(&store, number).await;
-            let said = claim.complete(Arc::clone(&value), HOUR).await.unwrap();
+            let said = claim.complete(Completion::new(Arc::clone(&value), HOUR)).await.unwrap();
             assert_eq!(said, Ownership::Held);
         }
         match round % 3 {

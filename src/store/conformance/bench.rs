@@ -15,7 +15,7 @@ use crate::{
     fingerprint::Fingerprint,
     operation::{OperationId, Token},
     scope::Scope,
-    store::{Claim, ClaimReply, ClaimRequest, Ownership, Store, StoreFuture},
+    store::{Claim, ClaimReply, ClaimRequest, Completion, Ownership, Store, StoreFuture},
 };
 
 /// What can be recorded here.
@@ -58,7 +58,7 @@ pub(super) struct Own<V: 'static> {
 
 impl<V: 'static> Own<V> {
     pub(super) async fn complete(self, value: V, retention: Duration) -> Checked<Ownership> {
-        Ok(self.claim.complete(value, retention).await?)
+        Ok(self.claim.complete(Completion::new(value, retention)).await?)
     }
 
     pub(super) async fn release(self) -> Checked<Ownership> {

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     fingerprint::Fingerprint,
     operation::{OperationId, Token},
-    store::{ClaimReply, Ownership},
+    store::{ClaimReply, Completion, Ownership},
 };
 
 pub(super) async fn conflict_comes_first<V: Value>(suite: &Suite<V>) -> Checked {
@@ -112,7 +112,7 @@ pub(super) async fn lookup_agrees<V: Value>(suite: &Suite<V>) -> Checked {
     let token = Token::mint();
     if let ClaimReply::Mine(claim) = bench.claim(id(1), whole, token).await? {
         bench.looks_up(id(1), Some(whole), "with a claim in flight").await?;
-        let said = claim.complete(suite.value(1), suite.ticks(4)).await?;
+        let said = claim.complete(Completion::new(suite.value(1), suite.ticks(4))).await?;
         must(said, Ownership::Held, "the completion")?;
         bench.looks_up(id(1), Some(whole), "with a record").await?;
         suite.pass(6).await;

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     operation::{OperationId, Token},
-    store::{Claim, ClaimReply, ClaimRequest, Ownership, StoreError, StoreFuture},
+    store::{Claim, ClaimReply, ClaimRequest, Completion, Ownership, StoreError, StoreFuture},
 };
 
 #[derive(Debug, Clone, Copy)]
@@ -208,7 +208,8 @@ pub(super) async fn settlements_have_one_winner<V: Value>(suite: &Suite<V>) -> C
             for (number, claim) in (1..).zip(claims) {
                 let value = suite.value(number);
                 left.push(Seen::Recorded(value.clone()));
-                calls.push(settle(claim, move |claim| claim.complete(value, long)));
+                calls
+                    .push(settle(claim, move |claim| claim.complete(Completion::new(value, long))));
             }
             // Whoever stands first has the better chance.
             if number % 2 == 0 {
@@ -283,7 +284,7 @@ pub(super) async fn dropped_call_is_all_or_nothing<V: Value>(suite: &Suite<V>) -
     for steps in 0..STEPS {
         let own = bench.own(id(1)).await?;
         let token = own.token;
-        let mut call = own.claim.complete(suite.value(1), bench.long());
+        let mut call = own.claim.complete(Completion::new(suite.value(1), bench.long()));
         let answered = polled(&mut call, steps).await.is_some();
         drop(call);
         let when = format_args!("after a completion dropped at step {steps}");

@@ -11,7 +11,7 @@ use std::{
 use http::Extensions;
 use tower_idempotency::{
     Fingerprint, MemoryStore, OperationId, Store, StoredResponse, Token,
-    store::{Claim, ClaimReply, ClaimRequest, Ownership, StoreError, StoreFuture},
+    store::{Claim, ClaimReply, ClaimRequest, Completion, Ownership, StoreError, StoreFuture},
 };
 
 use super::Gate;
@@ -192,12 +192,8 @@ impl Claim<StoredResponse> for CueClaim {
         extensions.insert(Transaction("begun"));
     }
 
-    fn complete(
-        self: Box<Self>,
-        value: StoredResponse,
-        retention: Duration,
-    ) -> StoreFuture<Ownership> {
-        (*self).settle(Call::Complete, move |claim| claim.complete(value, retention))
+    fn complete(self: Box<Self>, completion: Completion<StoredResponse>) -> StoreFuture<Ownership> {
+        (*self).settle(Call::Complete, move |claim| claim.complete(completion))
     }
 
     fn release(self: Box<Self>) -> StoreFuture<Ownership> {

@@ -7,7 +7,9 @@ use std::{sync::Arc, time::Duration};
 use futures_util::future::BoxFuture;
 use tower_idempotency::{
     Fingerprint, MemoryStore, OperationId, StoredResponse, Token,
-    store::{Claim, ClaimReply, ClaimRequest, Ownership, Store, StoreError, StoreFuture},
+    store::{
+        Claim, ClaimReply, ClaimRequest, Completion, Ownership, Store, StoreError, StoreFuture,
+    },
 };
 
 use super::steps::pend_once;
@@ -160,12 +162,8 @@ impl Claim<StoredResponse> for InterposedClaim {
         self.claim.as_ref().map_or(0, |claim| claim.attempt())
     }
 
-    fn complete(
-        self: Box<Self>,
-        value: StoredResponse,
-        retention: Duration,
-    ) -> StoreFuture<Ownership> {
-        self.settle(Call::Complete, move |claim| claim.complete(value, retention))
+    fn complete(self: Box<Self>, completion: Completion<StoredResponse>) -> StoreFuture<Ownership> {
+        self.settle(Call::Complete, move |claim| claim.complete(completion))
     }
 
     fn release(self: Box<Self>) -> StoreFuture<Ownership> {

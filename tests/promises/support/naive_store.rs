@@ -15,7 +15,7 @@ use tokio::{
 };
 use tower_idempotency::{
     Fingerprint, OperationId, Store, Token,
-    store::{Claim, ClaimReply, ClaimRequest, Ownership, StoreFuture},
+    store::{Claim, ClaimReply, ClaimRequest, Completion, Ownership, StoreFuture},
 };
 
 use super::{
@@ -705,7 +705,8 @@ impl Claim<String> for NaiveClaim {
         self.attempt
     }
 
-    fn complete(self: Box<Self>, value: String, retention: Duration) -> StoreFuture<Ownership> {
+    fn complete(self: Box<Self>, completion: Completion<String>) -> StoreFuture<Ownership> {
+        let Completion { value, retention, .. } = completion;
         self.settle(How::Complete, Left::Record(value, retention))
     }
 

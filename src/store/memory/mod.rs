@@ -2,7 +2,6 @@
 //! the finished values; which ids are live, and until when, is decided here alone.
 
 use std::{
-    collections::{BTreeSet, HashMap, hash_map::Entry},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -11,21 +10,25 @@ use std::{
 use moka::{Expiry, sync::Cache};
 use tokio::{sync::watch, time::Instant};
 
-use super::{Claim, ClaimReply, ClaimRequest, Ownership, Store, StoreFuture};
+use super::{Claim, ClaimReply, ClaimRequest, Completion, Ownership, Store, StoreFuture};
 use crate::{
     fingerprint::Fingerprint,
     operation::{OperationId, Token},
 };
 
+mod table;
+
+use table::{Left, Live, NoRoom, Room, State, Table, for_ever_at_most};
+
 /// The most live entries a store holds unless told otherwise.
 const CAPACITY: usize = 1_000;
+
+/// The most bytes that records keep together unless told otherwise.
+const STORED_BYTES: usize = 256 * 1024 * 1024;
 
 /// moka keeps a value this much longer than its entry lives, so that its own clock, which is
 /// coarse and does not follow tokio's, never ends a record before we do.
 const BACKSTOP: Duration = Duration::from_secs(60);
-
-/// Far enough to mean "for ever", near enough for every clock to add it.
-const FOR_EVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 /// At most so many dead entries are cleared by one claim. Each claim adds one at most, so dead
 /// entries never pile up, and none pays for all.
@@ -47,47 +50,6 @@ struct Shared<V> {
     table: Mutex<Table>,
     /// The values of the entries that are [`State::Recorded`]. Written only with the table locked.
     records: Cache<OperationId, Kept<V>>,
-}
-
-/// Every live entry, and when it ends.
-struct Table {
-    capacity: usize,
-    in_flight: usize,
-    entries: HashMap<OperationId, Live>,
-    /// One line for each entry that ends by itself.
-    deadlines: BTreeSet<(Instant, OperationId)>,
-}
-
-struct Live {
-    token: Token,
-    fingerprint: Fingerprint,
-    state: State,
-}
-
-enum State {
-    /// Dropping the sender, with the entry, wakes all who wait: no end can forget to.
-    InFlight {
-        ended: Option<watch::Sender<()>>,
-    },
-    Held {
-        deadline: Instant,
-    },
-    Recorded {
-        deadline: Instant,
-    },
-}
-
-impl Live {
-    fn deadline(&self) -> Option<Instant> {
-        match self.state {
-            State::InFlight { .. } => None,
-            State::Held { deadline } | State::Recorded { deadline } => Some(deadline),
-        }
-    }
-
-    fn has_ended(&self, now: Instant) -> bool {
-        self.deadline().is_some_and(|deadline| deadline <= now)
-    }
 }
 
 /// A value in moka, with the time that moka may keep it.
@@ -126,12 +88,12 @@ impl<V: Clone + Send + Sync + 'static> MemoryStore<V> {
     pub fn new() -> Self {
         Self {
             shared: Arc::new(Shared {
-                table: Mutex::new(Table {
+                table: Mutex::new(Table::new(Room {
                     capacity: CAPACITY,
-                    in_flight: 0,
-                    entries: HashMap::new(),
-                    deadlines: BTreeSet::new(),
-                }),
+                    stored_bytes: STORED_BYTES,
+                    scope_share: None,
+                    evict_oldest: false,
+                })),
                 records: Cache::builder().expire_after(KeepFor).build(),
             }),
         }
@@ -147,8 +109,61 @@ impl<V: Clone + Send + Sync + 'static> MemoryStore<V> {
     #[track_caller]
     pub fn capacity(self, entries: usize) -> Self {
         assert!(entries > 0, "capacity: a store needs room for at least 1 entry");
-        self.shared.table().capacity = entries;
+        self.shared.table().room.capacity = entries;
         self
+    }
+
+    /// The most bytes that all records may keep together. At or over it no new operation is claimed
+    /// until records end; a completion always fits, so the overshoot is at most what is in flight ×
+    /// the response limit. Default: 256 MiB. Clones share it.
+    ///
+    /// # Panics
+    ///
+    /// If `bytes` is zero.
+    #[must_use]
+    #[track_caller]
+    pub fn stored_bytes(self, bytes: usize) -> Self {
+        assert!(bytes > 0, "stored_bytes: a store needs room for more than 0 bytes");
+        self.shared.table().room.stored_bytes = bytes;
+        self
+    }
+
+    /// The most live entries of one scope, so that one tenant cannot take all the room. Set it
+    /// after [`capacity`](Self::capacity), and before the store is used. Default: no limit but the
+    /// capacity. Clones share it.
+    ///
+    /// # Panics
+    ///
+    /// If `entries` is zero, or more than the capacity.
+    #[must_use]
+    #[track_caller]
+    pub fn scope_share(self, entries: usize) -> Self {
+        let capacity = self.max_len();
+        assert!(entries > 0, "scope_share: a scope needs room for at least 1 entry");
+        assert!(entries <= capacity, "scope_share: {entries} is over the capacity ({capacity})");
+        self.shared.table().room.scope_share = Some(entries);
+        self
+    }
+
+    /// Makes room for a new operation, when there is none, by ending the record that was completed
+    /// first: its key is new work from then on. Never a claim in flight, never a held entry, and
+    /// not for a scope whose own share is full. Default: no, new operations are refused. Set it
+    /// before the store is used. Clones share it.
+    ///
+    /// **A retry of an evicted key runs again.** Right where a retry comes soon or never, and
+    /// refusing new work is worse than running a late retry twice.
+    #[must_use]
+    pub fn evict_oldest(self, evict: bool) -> Self {
+        self.shared.table().room.evict_oldest = evict;
+        self
+    }
+
+    /// How many bytes the records keep together now.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let mut table = self.shared.table();
+        self.shared.sweep(&mut table, Instant::now(), usize::MAX);
+        table.bytes
     }
 
     /// How many entries are live now.
@@ -156,7 +171,7 @@ impl<V: Clone + Send + Sync + 'static> MemoryStore<V> {
     pub fn len(&self) -> usize {
         let mut table = self.shared.table();
         self.shared.sweep(&mut table, Instant::now(), usize::MAX);
-        table.entries.len()
+        table.len()
     }
 
     /// Is no entry live?
@@ -174,7 +189,7 @@ impl<V: Clone + Send + Sync + 'static> MemoryStore<V> {
     /// The most entries that may be live at once.
     #[must_use]
     pub fn max_len(&self) -> usize {
-        self.shared.table().capacity
+        self.shared.table().room.capacity
     }
 
     /// Ends the record, tombstone or held entry of `id`, as an operator would after looking into
@@ -183,20 +198,18 @@ impl<V: Clone + Send + Sync + 'static> MemoryStore<V> {
     #[allow(clippy::must_use_candidate, reason = "whether it was there may not matter")]
     pub fn remove(&self, id: &OperationId) -> bool {
         let mut table = self.shared.table();
-        let now = Instant::now();
-        match table.entries.get(id) {
-            Some(live) if live.deadline().is_some_and(|deadline| deadline > now) => {
-                self.shared.end(&mut table, id);
-                true
-            }
-            _ => false,
+        let live = table.get(id, Instant::now());
+        let is_left = live.is_some_and(|live| !matches!(live.state, State::InFlight { .. }));
+        if is_left {
+            self.shared.end(&mut table, id);
         }
+        is_left
     }
 
     /// Ends every record, tombstone and held entry. Claims in flight are left alone.
     pub fn clear(&self) {
         let mut table = self.shared.table();
-        while let Some((_, id)) = table.deadlines.first().copied() {
+        while let Some(id) = table.first_left() {
             self.shared.end(&mut table, &id);
         }
     }
@@ -210,19 +223,12 @@ impl<V> Shared<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Shared<V> {
-    /// Ends one entry: its slot, its line among the deadlines and its value. Returned is what those
-    /// who wait for it hang on: to be dropped when the table is unlocked.
+    /// Ends one entry, and lets its value go. Returned is what those who wait for it hang on: to be
+    /// dropped when the table is unlocked.
     fn end(&self, table: &mut Table, id: &OperationId) -> Option<Live> {
-        let live = table.entries.remove(id)?;
-        match live.state {
-            State::InFlight { .. } => table.in_flight -= 1,
-            State::Held { deadline } => {
-                table.deadlines.remove(&(deadline, *id));
-            }
-            State::Recorded { deadline } => {
-                table.deadlines.remove(&(deadline, *id));
-                self.records.invalidate(id);
-            }
+        let live = table.end(id)?;
+        if live.is_recorded() {
+            self.records.invalidate(id);
         }
         Some(live)
     }
@@ -230,33 +236,19 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
     /// Clears up to `most` entries whose deadline has passed.
     fn sweep(&self, table: &mut Table, now: Instant, most: usize) {
         for _ in 0..most {
-            match table.deadlines.first().copied() {
-                Some((deadline, id)) if deadline <= now => drop(self.end(table, &id)),
-                _ => break,
-            }
+            let Some(id) = table.first_ended(now) else { break };
+            drop(self.end(table, &id));
         }
     }
 
-    /// The entry that the claim with `token` left, if it still lives.
-    fn left_by<'t>(
-        table: &'t mut Table,
-        id: &OperationId,
-        token: Token,
-        now: Instant,
-    ) -> Option<&'t mut Live> {
-        table.entries.get_mut(id).filter(|live| {
-            live.token == token && live.deadline().is_some_and(|deadline| deadline > now)
-        })
-    }
-
     fn claim(self: &Arc<Self>, request: ClaimRequest) -> ClaimReply<V> {
-        let ClaimRequest { id, fingerprint, token } = request;
+        let ClaimRequest { id, fingerprint, token, scope } = request;
         let mut table = self.table();
         let table = &mut *table;
         let now = Instant::now();
         self.sweep(table, now, SWEEP_BATCH);
 
-        if let Some(live) = table.entries.get_mut(&id) {
+        if let Some(live) = table.get_mut(&id) {
             let matches = live.fingerprint == fingerprint;
             let has_ended = live.has_ended(now);
             match &mut live.state {
@@ -287,56 +279,55 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
             self.end(table, &id);
         }
 
-        if table.entries.len() >= table.capacity {
-            let earliest = table.deadlines.first();
-            return ClaimReply::Full {
-                room_in: earliest.map(|(deadline, _)| deadline.saturating_duration_since(now)),
+        while let Some(NoRoom { earliest, evict }) = table.no_room(scope) {
+            let ended = earliest.filter(|(deadline, _)| *deadline <= now).map(|(_, id)| id);
+            // What has ended goes first, then what may be evicted.
+            let Some(gone) = ended.or(evict) else {
+                let room_in = earliest.map(|(deadline, _)| deadline - now);
+                return ClaimReply::Full { room_in };
             };
+            drop(self.end(table, &gone));
         }
-        table.in_flight += 1;
-        table
-            .entries
-            .insert(id, Live { token, fingerprint, state: State::InFlight { ended: None } });
+        table.claim(id, token, fingerprint, scope);
         ClaimReply::Mine(Box::new(MemoryClaim::new(self, id, token)))
     }
 
-    /// Ends the claim of `token` on `id` and puts `state` in its place, or nothing.
-    fn settle(&self, id: OperationId, token: Token, left: Left<V>) -> Ownership {
+    /// Ends the claim of `token` on `id` and leaves nothing.
+    fn release(&self, id: OperationId, token: Token) -> Ownership {
         let mut table = self.table();
-        let Entry::Occupied(mut entry) = table.entries.entry(id) else { return Ownership::Lost };
-        if entry.get().token != token || !matches!(entry.get().state, State::InFlight { .. }) {
+        if !table.is_claimed_by(&id, token) {
             return Ownership::Lost;
         }
-        let (state, deadline) = match left {
-            Left::Nothing => {
-                let ended = self.end(&mut table, &id);
-                // Those who wait wake when nothing is locked any more; so below.
-                drop(table);
-                drop(ended);
-                return Ownership::Held;
-            }
-            Left::Held(retention) => {
-                let deadline = deadline_after(retention);
-                (State::Held { deadline }, deadline)
-            }
-            Left::Record(value, retention) => {
-                let deadline = deadline_after(retention);
-                // The value first: an entry that says "recorded" always has one behind it.
-                self.records.insert(id, Kept { value, keep_for: keep_for(retention) });
-                (State::Recorded { deadline }, deadline)
-            }
-        };
-        let claimed = std::mem::replace(&mut entry.get_mut().state, state);
-        table.in_flight -= 1;
-        table.deadlines.insert((deadline, id));
+        let ended = self.end(&mut table, &id);
+        // Those who wait wake when nothing is locked any more; so below.
         drop(table);
-        drop(claimed);
+        drop(ended);
         Ownership::Held
+    }
+
+    fn hold(&self, id: OperationId, token: Token, retention: Duration) -> Ownership {
+        let mut table = self.table();
+        let claimed = table.settle(id, token, &Left::Held, retention);
+        drop(table);
+        claimed.map_or(Ownership::Lost, |_| Ownership::Held)
+    }
+
+    fn complete(&self, id: OperationId, token: Token, completion: Completion<V>) -> Ownership {
+        let Completion { value, retention, bytes } = completion;
+        let mut table = self.table();
+        if !table.is_claimed_by(&id, token) {
+            return Ownership::Lost;
+        }
+        // The value first: an entry that says "recorded" always has one behind it.
+        self.records.insert(id, Kept { value, keep_for: keep_for(retention) });
+        let claimed = table.settle(id, token, &Left::Record { bytes }, retention);
+        drop(table);
+        claimed.map_or(Ownership::Lost, |_| Ownership::Held)
     }
 
     fn expire(&self, id: OperationId, token: Token) -> Ownership {
         let mut table = self.table();
-        if Self::left_by(&mut table, &id, token, Instant::now()).is_none() {
+        if !table.was_left_by(&id, token, Instant::now()) {
             return Ownership::Lost;
         }
         self.end(&mut table, &id);
@@ -345,50 +336,33 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
 
     fn retain(&self, id: OperationId, token: Token, retention: Duration) -> Ownership {
         let mut table = self.table();
-        let Some(live) = Self::left_by(&mut table, &id, token, Instant::now()) else {
+        if !table.was_left_by(&id, token, Instant::now()) {
             return Ownership::Lost;
-        };
-        let later = deadline_after(retention);
-        let (State::Held { deadline } | State::Recorded { deadline }) = &mut live.state else {
-            return Ownership::Lost;
-        };
-        let before = std::mem::replace(deadline, later);
-        let recorded = matches!(live.state, State::Recorded { .. });
-        table.deadlines.remove(&(before, id));
-        table.deadlines.insert((later, id));
-        if recorded && let Some(kept) = self.records.get(&id) {
+        }
+        table.retain(id, retention);
+        if let Some(kept) = self.records.get(&id) {
             self.records.insert(id, Kept { keep_for: keep_for(retention), ..kept });
         }
         Ownership::Held
     }
 }
 
-/// What a claim leaves behind when it ends.
-enum Left<V> {
-    Nothing,
-    Held(Duration),
-    Record(V, Duration),
-}
-
-fn deadline_after(retention: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_add(retention.min(FOR_EVER)).unwrap_or(now)
-}
-
 fn keep_for(retention: Duration) -> Duration {
-    retention.min(FOR_EVER) + BACKSTOP
+    for_ever_at_most(retention) + BACKSTOP
 }
 
 impl<V: Clone + Send + Sync + 'static> Store<V> for MemoryStore<V> {
     fn lookup(&self, id: OperationId) -> StoreFuture<Option<Fingerprint>> {
         let table = self.shared.table();
-        let now = Instant::now();
-        let live = table.entries.get(&id).filter(|live| !live.has_ended(now));
-        StoreFuture::ready(live.map(|live| live.fingerprint))
+        StoreFuture::ready(table.get(&id, Instant::now()).map(|live| live.fingerprint))
     }
 
     fn lookup_is_cheap(&self) -> bool {
         true
+    }
+
+    fn counts_scopes(&self) -> bool {
+        self.shared.table().room.scope_share.is_some()
     }
 
     fn claim(&self, request: ClaimRequest) -> StoreFuture<ClaimReply<V>> {
@@ -396,7 +370,7 @@ impl<V: Clone + Send + Sync + 'static> Store<V> for MemoryStore<V> {
     }
 
     fn withdraw(&self, id: OperationId, token: Token) -> StoreFuture<Ownership> {
-        StoreFuture::ready(self.shared.settle(id, token, Left::Nothing))
+        StoreFuture::ready(self.shared.release(id, token))
     }
 
     fn expire(&self, id: OperationId, token: Token) -> StoreFuture<Ownership> {
@@ -424,9 +398,10 @@ impl<V> fmt::Debug for MemoryStore<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let table = self.shared.table();
         f.debug_struct("MemoryStore")
-            .field("capacity", &table.capacity)
-            .field("entries", &table.entries.len())
+            .field("room", &table.room)
+            .field("entries", &table.len())
             .field("in_flight", &table.in_flight)
+            .field("bytes", &table.bytes)
             .finish_non_exhaustive()
     }
 }
@@ -444,9 +419,13 @@ impl<V: Clone + Send + Sync + 'static> MemoryClaim<V> {
         Self { shared: Some(Arc::clone(shared)), id, token }
     }
 
-    fn settle(&mut self, left: Left<V>) -> StoreFuture<Ownership> {
+    /// Settles the claim, once.
+    fn settle(
+        &mut self,
+        settle: impl FnOnce(&Shared<V>, OperationId, Token) -> Ownership,
+    ) -> StoreFuture<Ownership> {
         StoreFuture::ready(match self.shared.take() {
-            Some(shared) => shared.settle(self.id, self.token, left),
+            Some(shared) => settle(&shared, self.id, self.token),
             None => Ownership::Lost,
         })
     }
@@ -457,21 +436,21 @@ impl<V: Clone + Send + Sync + 'static> Claim<V> for MemoryClaim<V> {
         1
     }
 
-    fn complete(mut self: Box<Self>, value: V, retention: Duration) -> StoreFuture<Ownership> {
-        self.settle(Left::Record(value, retention))
+    fn complete(mut self: Box<Self>, completion: Completion<V>) -> StoreFuture<Ownership> {
+        self.settle(|shared, id, token| shared.complete(id, token, completion))
     }
 
     fn release(mut self: Box<Self>) -> StoreFuture<Ownership> {
-        self.settle(Left::Nothing)
+        self.settle(Shared::release)
     }
 
     fn hold(mut self: Box<Self>, retention: Duration) -> StoreFuture<Ownership> {
-        self.settle(Left::Held(retention))
+        self.settle(|shared, id, token| shared.hold(id, token, retention))
     }
 }
 
 impl<V: Clone + Send + Sync + 'static> Drop for MemoryClaim<V> {
     fn drop(&mut self) {
-        let _unsettled = self.settle(Left::Nothing);
+        let _unsettled = self.settle(Shared::release);
     }
 }

@@ -1,0 +1,286 @@
+//! Which entries are live, until when, and what they take: exact, and nothing of moka. In: one
+//! change at a time, under the store's lock; out: what that means for the values.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map},
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    fingerprint::Fingerprint,
+    operation::{OperationId, Token},
+    scope::ScopeId,
+};
+
+/// Far enough to mean "for ever", near enough for every clock to add it.
+const FOR_EVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+
+/// What the entries may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
+    pub(super) capacity: usize,
+    pub(super) stored_bytes: usize,
+    pub(super) scope_share: Option<usize>,
+    pub(super) evict_oldest: bool,
+}
+
+/// Every live entry, and when it ends.
+pub(super) struct Table {
+    pub(super) room: Room,
+    pub(super) in_flight: usize,
+    /// What the records take together.
+    pub(super) bytes: usize,
+    entries: HashMap<OperationId, Live>,
+    /// One line for each entry that ends by itself.
+    deadlines: BTreeSet<(Instant, OperationId)>,
+    /// The same for the entries of each scope, while shares are given.
+    scopes: HashMap<ScopeId, OfScope>,
+    /// The records in the order of their completion, while the oldest may be evicted.
+    completed: BTreeMap<u64, OperationId>,
+    completions: u64,
+}
+
+#[derive(Default)]
+struct OfScope {
+    entries: usize,
+    deadlines: BTreeSet<(Instant, OperationId)>,
+}
+
+/// One live entry.
+pub(super) struct Live {
+    pub(super) token: Token,
+    pub(super) fingerprint: Fingerprint,
+    /// Whose share it counts to, while shares are given.
+    scope: Option<ScopeId>,
+    pub(super) state: State,
+}
+
+pub(super) enum State {
+    /// Dropping the sender, with the entry, wakes all who wait: no end can forget to.
+    InFlight {
+        ended: Option<watch::Sender<()>>,
+    },
+    Held {
+        deadline: Instant,
+    },
+    /// There is a value in moka. `completion` is its place in the order of completions.
+    Recorded {
+        deadline: Instant,
+        bytes: usize,
+        completion: u64,
+    },
+}
+
+impl Live {
+    fn deadline(&self) -> Option<Instant> {
+        match self.state {
+            State::InFlight { .. } => None,
+            State::Held { deadline } | State::Recorded { deadline, .. } => Some(deadline),
+        }
+    }
+
+    pub(super) fn has_ended(&self, now: Instant) -> bool {
+        self.deadline().is_some_and(|deadline| deadline <= now)
+    }
+
+    pub(super) fn is_recorded(&self) -> bool {
+        matches!(self.state, State::Recorded { .. })
+    }
+}
+
+/// What a claim leaves behind, other than nothing.
+pub(super) enum Left {
+    Held,
+    Record { bytes: usize },
+}
+
+impl Table {
+    pub(super) fn new(room: Room) -> Self {
+        Self {
+            room,
+            in_flight: 0,
+            bytes: 0,
+            entries: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            scopes: HashMap::new(),
+            completed: BTreeMap::new(),
+            completions: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The entry of `id`, which may have ended and not been cleared yet.
+    pub(super) fn get_mut(&mut self, id: &OperationId) -> Option<&mut Live> {
+        self.entries.get_mut(id)
+    }
+
+    /// The entry of `id`, if it still lives.
+    pub(super) fn get(&self, id: &OperationId, now: Instant) -> Option<&Live> {
+        self.entries.get(id).filter(|live| !live.has_ended(now))
+    }
+
+    /// Is there a record or held entry under `id` that the claim with `token` left?
+    pub(super) fn was_left_by(&self, id: &OperationId, token: Token, now: Instant) -> bool {
+        let live = self.get(id, now);
+        live.is_some_and(|live| live.token == token && live.deadline().is_some())
+    }
+
+    /// Puts a claim under `id`, where there is nothing.
+    pub(super) fn claim(
+        &mut self,
+        id: OperationId,
+        token: Token,
+        fingerprint: Fingerprint,
+        scope: Option<ScopeId>,
+    ) {
+        let scope = scope.filter(|_| self.room.scope_share.is_some());
+        if let Some(scope) = scope {
+            self.scopes.entry(scope).or_default().entries += 1;
+        }
+        self.in_flight += 1;
+        let state = State::InFlight { ended: None };
+        self.entries.insert(id, Live { token, fingerprint, scope, state });
+    }
+
+    /// Turns the claim of `token` under `id` into what it left; `None` if there is no such claim.
+    /// Returned is what those who wait hang on: to be dropped when the table is unlocked.
+    pub(super) fn settle(
+        &mut self,
+        id: OperationId,
+        token: Token,
+        left: &Left,
+        retention: Duration,
+    ) -> Option<State> {
+        let live = self
+            .entries
+            .get_mut(&id)
+            .filter(|live| live.token == token && matches!(live.state, State::InFlight { .. }))?;
+        let deadline = deadline_after(retention);
+        let state = match left {
+            Left::Held => State::Held { deadline },
+            Left::Record { bytes } => {
+                let completion = self.completions;
+                self.completions += 1;
+                self.bytes += bytes;
+                if self.room.evict_oldest {
+                    self.completed.insert(completion, id);
+                }
+                State::Recorded { deadline, bytes: *bytes, completion }
+            }
+        };
+        let claimed = std::mem::replace(&mut live.state, state);
+        let scope = live.scope;
+        self.in_flight -= 1;
+        self.note_deadline(scope, deadline, id);
+        Some(claimed)
+    }
+
+    /// Is there a claim of `token` under `id`?
+    pub(super) fn is_claimed_by(&self, id: &OperationId, token: Token) -> bool {
+        self.entries
+            .get(id)
+            .is_some_and(|live| live.token == token && matches!(live.state, State::InFlight { .. }))
+    }
+
+    /// Gives the record or held entry under `id` another retention, from now.
+    pub(super) fn retain(&mut self, id: OperationId, retention: Duration) {
+        let Some(live) = self.entries.get_mut(&id) else { return };
+        let later = deadline_after(retention);
+        let before = match &mut live.state {
+            State::InFlight { .. } => return,
+            State::Held { deadline } | State::Recorded { deadline, .. } => {
+                std::mem::replace(deadline, later)
+            }
+        };
+        let scope = live.scope;
+        self.forget_deadline(scope, before, id);
+        self.note_deadline(scope, later, id);
+    }
+
+    /// Takes an entry out, with all that is noted of it.
+    pub(super) fn end(&mut self, id: &OperationId) -> Option<Live> {
+        let live = self.entries.remove(id)?;
+        match live.state {
+            State::InFlight { .. } => self.in_flight -= 1,
+            State::Held { deadline } => self.forget_deadline(live.scope, deadline, *id),
+            State::Recorded { deadline, bytes, completion } => {
+                self.forget_deadline(live.scope, deadline, *id);
+                self.bytes -= bytes;
+                self.completed.remove(&completion);
+            }
+        }
+        if let Some(scope) = live.scope
+            && let hash_map::Entry::Occupied(mut of_scope) = self.scopes.entry(scope)
+        {
+            of_scope.get_mut().entries -= 1;
+            if of_scope.get().entries == 0 {
+                of_scope.remove();
+            }
+        }
+        Some(live)
+    }
+
+    /// The entry that ends first, if it has ended.
+    pub(super) fn first_ended(&self, now: Instant) -> Option<OperationId> {
+        self.deadlines.first().filter(|(deadline, _)| *deadline <= now).map(|(_, id)| *id)
+    }
+
+    /// Any entry that is not in flight.
+    pub(super) fn first_left(&self) -> Option<OperationId> {
+        self.deadlines.first().map(|(_, id)| *id)
+    }
+
+    /// What keeps another entry of `scope` out, entries that have ended and are not cleared yet
+    /// included.
+    pub(super) fn no_room(&self, scope: Option<ScopeId>) -> Option<NoRoom> {
+        let of_scope = scope.and_then(|scope| self.scopes.get(&scope));
+        if let (Some(share), Some(of_scope)) = (self.room.scope_share, of_scope)
+            && of_scope.entries >= share
+        {
+            let earliest = of_scope.deadlines.first().copied();
+            return Some(NoRoom { earliest, evict: None });
+        }
+        if self.entries.len() < self.room.capacity && self.bytes < self.room.stored_bytes {
+            return None;
+        }
+        let evict = self.completed.first_key_value().map(|(_, oldest)| *oldest);
+        Some(NoRoom { earliest: self.deadlines.first().copied(), evict })
+    }
+
+    fn note_deadline(&mut self, scope: Option<ScopeId>, deadline: Instant, id: OperationId) {
+        self.deadlines.insert((deadline, id));
+        if let Some(of_scope) = scope.and_then(|scope| self.scopes.get_mut(&scope)) {
+            of_scope.deadlines.insert((deadline, id));
+        }
+    }
+
+    fn forget_deadline(&mut self, scope: Option<ScopeId>, deadline: Instant, id: OperationId) {
+        self.deadlines.remove(&(deadline, id));
+        if let Some(of_scope) = scope.and_then(|scope| self.scopes.get_mut(&scope)) {
+            of_scope.deadlines.remove(&(deadline, id));
+        }
+    }
+}
+
+/// Why there is no room, and what would make some.
+pub(super) struct NoRoom {
+    /// The entry whose end will be the first that helps.
+    pub(super) earliest: Option<(Instant, OperationId)>,
+    /// The record that may be evicted for it.
+    pub(super) evict: Option<OperationId>,
+}
+
+fn deadline_after(retention: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(for_ever_at_most(retention)).unwrap_or(now)
+}
+
+/// A retention that every clock can add.
+pub(super) fn for_ever_at_most(retention: Duration) -> Duration {
+    retention.min(FOR_EVER)
+}
