@@ -11,7 +11,7 @@ use tower_layer::Layer;
 use crate::{
     buffer::Buffer,
     disposition::Dispositions,
-    engine::{Detached, Engine, InFlight, OnFailure, OnLeave},
+    engine::{Detached, InFlight, OnFailure, OnLeave, assert_longer_than_zero},
     fingerprint::Fingerprint,
     guard::{Ceiling, Guard, Permit},
     key::{IdempotencyKey, InvalidKey},
@@ -77,9 +77,7 @@ impl IdempotencyLayer {
     /// Where entries live. Default: a [`MemoryStore`](crate::MemoryStore) of this layer's own, with room for 1,000
     /// live entries.
     pub fn store(self, store: impl Store<StoredResponse>) -> Self {
-        self.set(|settings| {
-            settings.engine = Engine::new(Arc::new(store), settings.engine.rules);
-        })
+        self.set(|settings| settings.engine.store = Arc::new(store))
     }
 
     /// How long a record lives, counted from completion and never extended by replays. Default: 1
@@ -475,11 +473,6 @@ impl IdempotencyLayer {
     pub async fn drain(&self, timeout: Duration) -> usize {
         self.settings.engine.drain(timeout).await
     }
-}
-
-#[track_caller]
-fn assert_longer_than_zero(setting: &str, time: Duration) {
-    assert!(!time.is_zero(), "{setting}: has to be longer than zero");
 }
 
 impl<S> Layer<S> for IdempotencyLayer {

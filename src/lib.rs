@@ -151,7 +151,7 @@ pub mod axum;
 
 pub use body::{RequestBody, ResponseBody};
 pub use disposition::{Disposition, Dispositions};
-pub use engine::{Detached, InFlight, OnFailure, OnLeave};
+pub use engine::{Detached, Done, Engine, InFlight, OnFailure, OnLeave, Operation, RunError};
 pub use fingerprint::Fingerprint;
 pub use future::ResponseFuture;
 pub use guard::{Ceiling, Permit, PermitSlot};
@@ -163,7 +163,7 @@ pub use operation::{OperationId, ParseOperationIdError, Token};
 pub use outcome::{Outcome, RetainFor};
 pub use record::StoredResponse;
 pub use refusal::{Reason, Refusal, Retry, error_object, problem_json};
-pub use scope::Scope;
+pub use scope::{Scope, ScopeId};
 pub use service::Idempotency;
 pub use settings::Mode;
 pub use store::{MemoryStore, Store};

@@ -13,19 +13,9 @@ use std::{
 use http::{HeaderName, Method, request, response};
 
 use crate::{
-    buffer::Buffer,
-    capture::Capture,
-    disposition::Dispositions,
-    engine::{Engine, InFlight, OnFailure, OnLeave, Rules},
-    fingerprint::Counts,
-    guard::Guard,
-    headers::HeaderPolicy,
-    intake::Limits,
-    key::KeyFrom,
-    record::StoredResponse,
-    refusal::Rendering,
-    scope::ScopeOf,
-    store::MemoryStore,
+    buffer::Buffer, capture::Capture, disposition::Dispositions, engine::Engine,
+    fingerprint::Counts, guard::Guard, headers::HeaderPolicy, intake::Limits, key::KeyFrom,
+    record::StoredResponse, refusal::Rendering, scope::ScopeOf, store::MemoryStore,
 };
 
 /// Does the layer do what it is for? Switched at run time, over all clones.
@@ -91,17 +81,6 @@ impl Settings {
     pub(crate) fn new(scope: Arc<ScopeOf>) -> Self {
         const MIB: usize = 1024 * 1024;
         const MINUTE: Duration = Duration::from_secs(60);
-        let rules = Rules {
-            on_failure: OnFailure::Release,
-            on_error: None,
-            on_leave: OnLeave::Finish,
-            in_flight: InFlight::Wait(Duration::from_secs(10)),
-            retention: 60 * MINUTE,
-            finish_within: 5 * MINUTE,
-            store_timeout: Duration::from_secs(1),
-            waiters_per_operation: 16,
-            waiters: 1_024,
-        };
         Self {
             mode: ModeSwitch::default(),
             methods: Arc::new([Method::POST, Method::PATCH]),
@@ -129,7 +108,7 @@ impl Settings {
             },
             on_replay: None,
             rendering: Rendering::default(),
-            engine: Engine::new(Arc::new(MemoryStore::new()), rules),
+            engine: Engine::new(MemoryStore::new()),
             dispositions: Dispositions::default(),
         }
     }
@@ -141,14 +120,7 @@ impl Settings {
     /// With a message that names the settings.
     #[track_caller]
     pub(crate) fn validate(&self) {
-        let Rules { in_flight, finish_within, .. } = self.engine.rules;
-        if let InFlight::Wait(wait) = in_flight {
-            assert!(
-                wait <= finish_within,
-                "in_flight: a wait of {wait:?} is longer than finish_within ({finish_within:?}), \
-                 when every execution is over"
-            );
-        }
+        self.engine.rules.validate();
         let (request, buffer) = (self.request_limits.bytes, self.request_limits.buffer.limit);
         assert!(
             request <= buffer,

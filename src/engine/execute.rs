@@ -78,7 +78,7 @@ pub(crate) struct Leave {
 
 impl Leave {
     /// None where there is no runtime, or the rules say to cancel.
-    pub(super) fn new<V>(runtime: Option<&Runtime>, engine: &Engine<V>) -> Option<Self> {
+    pub(super) fn new<V: 'static>(runtime: Option<&Runtime>, engine: &Engine<V>) -> Option<Self> {
         match engine.rules.on_leave {
             OnLeave::Finish => Some(Self {
                 runtime: runtime?.clone(),

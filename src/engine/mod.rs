@@ -1,6 +1,7 @@
 //! One execution per operation, whatever the value. In: an operation id and a fingerprint; out: a
 //! [`Decision`]. Whoever gets [`Decision::Mine`] executes ([`execute`]) and settles its
-//! [`OwnedClaim`]; everybody else is told what is there, after a bounded wait.
+//! [`OwnedClaim`]; everybody else is told what is there, after a bounded wait. [`run`] is all of it
+//! for a caller without HTTP.
 //!
 //! Nothing in here knows HTTP.
 
@@ -24,6 +25,7 @@ use crate::{
 
 mod claim;
 mod drain;
+mod run;
 pub(crate) mod execute;
 mod wait;
 
@@ -31,6 +33,7 @@ pub(crate) use claim::{OwnedClaim, Progress, Settlement};
 use drain::Running;
 pub(crate) use execute::Detach;
 pub use execute::Detached;
+pub use run::{Done, Operation, RunError};
 pub use wait::InFlight;
 use wait::Waiters;
 
@@ -76,9 +79,53 @@ pub(crate) struct Rules {
     pub(crate) waiters: usize,
 }
 
-/// Claims operations in a store, waits for those of others, and knows what is still running.
-/// Clones share all of it.
-pub(crate) struct Engine<V> {
+impl Default for Rules {
+    fn default() -> Self {
+        const MINUTE: Duration = Duration::from_secs(60);
+        Self {
+            on_failure: OnFailure::Release,
+            on_error: None,
+            on_leave: OnLeave::Finish,
+            in_flight: InFlight::Wait(Duration::from_secs(10)),
+            retention: 60 * MINUTE,
+            finish_within: 5 * MINUTE,
+            store_timeout: Duration::from_secs(1),
+            waiters_per_operation: 16,
+            waiters: 1_024,
+        }
+    }
+}
+
+impl Rules {
+    /// Checks what only goes together or not at all.
+    ///
+    /// # Panics
+    ///
+    /// With a message that names the settings.
+    #[track_caller]
+    pub(crate) fn validate(&self) {
+        let Self { in_flight, finish_within, .. } = *self;
+        if let InFlight::Wait(wait) = in_flight {
+            assert!(
+                wait <= finish_within,
+                "in_flight: a wait of {wait:?} is longer than finish_within ({finish_within:?})"
+            );
+        }
+    }
+}
+
+#[track_caller]
+pub(crate) fn assert_longer_than_zero(setting: &str, time: Duration) {
+    assert!(!time.is_zero(), "{setting}: has to be longer than zero");
+}
+
+/// One execution per operation, for any async function: the engine that
+/// [`IdempotencyLayer`](crate::IdempotencyLayer) is a client of, without HTTP.
+///
+/// It claims operations in a store, runs what nobody has run, gives every repeat the first value,
+/// and knows what is still running. Clones share all of it; a setter changes only the engine that
+/// it is called on. See [`run`](Engine::run).
+pub struct Engine<V: 'static> {
     pub(crate) store: Arc<dyn Store<V>>,
     pub(crate) rules: Rules,
     pub(crate) detach_with: Option<Arc<Detach>>,
@@ -111,10 +158,11 @@ pub(crate) enum Decision<V: 'static> {
 }
 
 impl<V: 'static> Engine<V> {
-    pub(crate) fn new(store: Arc<dyn Store<V>>, rules: Rules) -> Self {
+    /// An engine with every default, over `store`.
+    pub fn new(store: impl Store<V>) -> Self {
         Self {
-            store,
-            rules,
+            store: Arc::new(store),
+            rules: Rules::default(),
             detach_with: None,
             running: Running::default(),
             waiters: Waiters::default(),
@@ -174,15 +222,9 @@ impl<V: 'static> Engine<V> {
         unanswered.answered = reply.is_ok();
         reply
     }
-
-    /// Waits until nothing that this engine started is running, at most for `timeout`. Returns how
-    /// many executions were left.
-    pub(crate) async fn drain(&self, timeout: Duration) -> usize {
-        self.running.drained(timeout).await
-    }
 }
 
-impl<V> Clone for Engine<V> {
+impl<V: 'static> Clone for Engine<V> {
     fn clone(&self) -> Self {
         Self {
             store: Arc::clone(&self.store),
@@ -194,7 +236,7 @@ impl<V> Clone for Engine<V> {
     }
 }
 
-impl<V> fmt::Debug for Engine<V> {
+impl<V: 'static> fmt::Debug for Engine<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("rules", &self.rules).finish_non_exhaustive()
     }
