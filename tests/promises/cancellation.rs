@@ -396,10 +396,22 @@ macro_rules! branches {
 branches! {
     leaving_a_fresh_request_leaves_nothing_or_its_record: { at_least: 17 }
 
-    leaving_a_stream_leaves_nothing_or_its_tombstone: {
-        script: |_| Reply::Stream(200),
+    leaving_a_stream_leaves_nothing_or_its_record: {
+        script: first!(Reply::Stream(200)),
+        at_least: 17,
+    }
+
+    leaving_a_stream_that_is_not_recorded_leaves_nothing_or_its_tombstone: {
+        settings: |layer| layer.record_streams(false),
+        script: first!(Reply::Stream(200)),
         called: NOT_REPLAYABLE,
-        not_called: Retry::Run(1),
+        at_least: 17,
+    }
+
+    leaving_a_stream_that_is_too_long_leaves_nothing_or_its_tombstone: {
+        settings: |layer| layer.response_limit(4),
+        script: first!(Reply::Stream(200)),
+        called: NOT_REPLAYABLE,
         at_least: 17,
     }
 

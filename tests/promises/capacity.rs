@@ -19,7 +19,7 @@ use crate::support::{
     Answer, Gate, Runs,
     interposed::Interposed,
     keyed,
-    probe::{Probe, Reply},
+    probe::{LARGE, Probe, Reply},
     send,
     steps::{Step, StepBody, Walked, settle, walk},
     unkeyed,
@@ -109,6 +109,7 @@ impl Small {
         let probe = Probe::new(script).runs_wait_at(&gate, waiting);
         let layer = IdempotencyLayer::new(scope::single_tenant())
             .store(store.clone())
+            .response_limit(LARGE - 1)
             .retention(Duration::from_secs(30));
         Self { service: layer.layer(probe.clone()), layer, store, probe, gate }
     }
@@ -125,23 +126,27 @@ impl Small {
 
 #[tokio::test(start_paused = true)]
 async fn a_full_store_still_answers_for_every_key_that_it_knows() {
-    let small =
-        Small::new(3, 0, |run| if run == 2 { Reply::Stream(200) } else { Reply::Status(200) });
-    for key in ["a", "stream", "c"] {
+    let small = Small::new(4, 0, |run| match run {
+        2 => Reply::Stream(200),
+        3 => Reply::Large(200),
+        _ => Reply::Status(200),
+    });
+    for key in ["a", "stream", "large", "d"] {
         assert_eq!(small.send(key).await.status, 200);
     }
     for _ in 0..3 {
         assert_full(&small.send("new").await);
         assert_eq!(
-            (small.send("a").await.text(), small.send("c").await.text()),
-            ("run 1", "run 3")
+            (small.send("a").await.text(), small.send("d").await.text()),
+            ("run 1", "run 4")
         );
-        small.send("stream").await.assert_refused(409, "idempotency_not_replayable");
+        assert_eq!(small.send("stream").await.text(), "run 2");
+        small.send("large").await.assert_refused(409, "idempotency_not_replayable");
         let conflict = send(&small.service, keyed("a", "[]")).await;
         conflict.assert_refused(409, "idempotency_conflict");
     }
-    assert_eq!((small.probe.runs(), small.store.len()), (3, 3));
-    assert_eq!(send(&small.service, unkeyed("{}")).await.text(), "run 4", "needs no room");
+    assert_eq!((small.probe.runs(), small.store.len()), (4, 4));
+    assert_eq!(send(&small.service, unkeyed("{}")).await.text(), "run 5", "needs no room");
 }
 
 #[tokio::test(start_paused = true)]

@@ -105,16 +105,23 @@ async fn applied_twice_it_takes_one_place_of_a_ceiling_and_hands_it_to_the_handl
 }
 
 #[tokio::test]
-async fn applied_twice_a_stream_comes_as_it_is_made_and_leaves_one_tombstone() {
-    let (layer, store) = layer();
-    let handler = Handler::new(|_, _| async {
-        Ok(Response::new(any(Script::new(["one", " two"].map(Step::data)))))
-    });
-    let service = twice(&layer, &layer, handler);
-    assert_eq!(send(&service, keyed("k", "{}").map(any)).await.text(), "one two");
-    assert_eq!((store.len(), store.in_flight()), (1, 0));
-    let again = send(&service, keyed("k", "{}").map(any)).await;
-    again.assert_refused(409, "idempotency_not_replayable");
+async fn applied_twice_a_stream_comes_as_it_is_made_and_leaves_one_record_or_tombstone() {
+    for is_recorded in [true, false] {
+        let (layer, store) = layer();
+        let layer = layer.record_streams(is_recorded);
+        let handler = Handler::new(|_, _| async {
+            Ok(Response::new(any(Script::new(["one", " two"].map(Step::data)))))
+        });
+        let service = twice(&layer, &layer, handler);
+        assert_eq!(send(&service, keyed("k", "{}").map(any)).await.text(), "one two");
+        assert_eq!((store.len(), store.in_flight()), (1, 0));
+        let again = send(&service, keyed("k", "{}").map(any)).await;
+        if is_recorded {
+            assert_eq!((again.text(), again.is_replay()), ("one two", true));
+        } else {
+            again.assert_refused(409, "idempotency_not_replayable");
+        }
+    }
 }
 
 #[tokio::test]

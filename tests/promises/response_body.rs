@@ -27,6 +27,17 @@ async fn next(body: &mut Delivered) -> Option<String> {
     Some(String::from_utf8(frame.into_data().expect("data").to_vec()).unwrap())
 }
 
+/// Asserts that `again` is what a stream leaves: all of it, or its tombstone.
+#[track_caller]
+fn assert_left(again: &Answer, is_recorded: bool, body: &str) {
+    if is_recorded {
+        assert_eq!((again.status.as_u16(), again.text(), again.is_replay()), (200, body, true));
+    } else {
+        again.assert_refused(409, "idempotency_not_replayable");
+    }
+    assert_eq!(again.header("location"), Some("/v1/runs/1"));
+}
+
 /// Responses with a body of this kind, and a `Location`.
 fn stack_of<F>(layer: &tower_idempotency::IdempotencyLayer, body: F) -> Stack
 where
@@ -94,46 +105,54 @@ async fn a_mebibyte_is_kept_by_default_and_no_more() {
 
 #[tokio::test]
 async fn a_body_of_unknown_length_is_delivered_while_it_is_made_and_is_in_flight_meanwhile() {
-    let gate = Gate::default();
-    let (layer, store) = layer();
-    let layer = layer.in_flight(InFlight::Reject);
-    let stack = stack_of(&layer, {
-        let gate = gate.clone();
-        move || any(Script::new([Step::data("one"), Step::Pass(gate.clone()), Step::data("two")]))
-    });
-    let mut body = stack.call(keyed("k", "{}")).await.unwrap().into_body();
-    assert_eq!(next(&mut body).await.as_deref(), Some("one"));
-    assert!(body.frame().now_or_never().is_none(), "the rest is not there yet");
-    stack.send(keyed("k", "{}")).await.assert_refused(409, "idempotency_in_progress");
-    stack.send(keyed("k", "[]")).await.assert_refused(409, "idempotency_conflict");
-    gate.open();
-    assert_eq!(next(&mut body).await.as_deref(), Some("two"));
-    assert_eq!(store.in_flight(), 1, "that could have been all or not");
-    assert!(!body.is_end_stream());
-    assert_eq!(next(&mut body).await, None);
-    assert_eq!(store.in_flight(), 0, "settled before its end is seen");
-    assert!(body.is_end_stream());
-    let again = stack.send(keyed("k", "{}")).await;
-    again.assert_refused(409, "idempotency_not_replayable");
-    assert_eq!(again.header("location"), Some("/v1/runs/1"));
-    assert_eq!(stack.runs.count(), 1);
+    for is_recorded in [true, false] {
+        let gate = Gate::default();
+        let (layer, store) = layer();
+        let layer = layer.in_flight(InFlight::Reject).record_streams(is_recorded);
+        let stack = stack_of(&layer, {
+            let gate = gate.clone();
+            move || {
+                any(Script::new([Step::data("one"), Step::Pass(gate.clone()), Step::data("two")]))
+            }
+        });
+        let mut body = stack.call(keyed("k", "{}")).await.unwrap().into_body();
+        assert_eq!(next(&mut body).await.as_deref(), Some("one"));
+        assert!(body.frame().now_or_never().is_none(), "the rest is not there yet");
+        stack.send(keyed("k", "{}")).await.assert_refused(409, "idempotency_in_progress");
+        stack.send(keyed("k", "[]")).await.assert_refused(409, "idempotency_conflict");
+        gate.open();
+        assert_eq!(next(&mut body).await.as_deref(), Some("two"));
+        assert_eq!(store.in_flight(), 1, "that could have been all or not");
+        assert!(!body.is_end_stream());
+        assert_eq!(next(&mut body).await, None);
+        assert_eq!(store.in_flight(), 0, "settled before its end is seen");
+        assert!(body.is_end_stream());
+        assert_left(&stack.send(keyed("k", "{}")).await, is_recorded, "onetwo");
+        assert_eq!(stack.runs.count(), 1);
+    }
 }
 
 #[tokio::test]
-async fn a_repeat_of_a_stream_waits_for_its_end_and_hears_that_it_is_done() {
-    let gate = Gate::default();
-    let (layer, _) = layer();
-    let stack = stack_of(&layer, {
-        let gate = gate.clone();
-        move || any(Script::new([Step::data("one"), Step::Pass(gate.clone())]))
-    });
-    let first = stack.spawn(keyed("k", "{}"));
-    gate.reached_by(1).await;
-    let repeat = stack.spawn(keyed("k", "{}"));
-    gate.open();
-    assert_eq!(first.await.unwrap().text(), "one");
-    repeat.await.unwrap().assert_refused(409, "idempotency_not_replayable");
-    assert_eq!(stack.runs.count(), 1);
+async fn a_repeat_of_a_stream_waits_for_its_end_and_gets_all_of_it_or_hears_that_it_is_done() {
+    for is_recorded in [true, false] {
+        let gate = Gate::default();
+        let (layer, _) = layer();
+        let stack = stack_of(&layer.record_streams(is_recorded), {
+            let gate = gate.clone();
+            move || any(Script::new([Step::data("one"), Step::Pass(gate.clone())]))
+        });
+        let first = stack.spawn(keyed("k", "{}"));
+        gate.reached_by(1).await;
+        let repeat = stack.spawn(keyed("k", "{}"));
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!repeat.is_finished());
+        gate.open();
+        assert_eq!(first.await.unwrap().text(), "one");
+        assert_left(&repeat.await.unwrap(), is_recorded, "one");
+        assert_eq!(stack.runs.count(), 1);
+    }
 }
 
 #[tokio::test]
@@ -313,7 +332,7 @@ async fn a_body_that_goes_on_past_its_length_is_cut_there_for_everybody() {
 #[tokio::test]
 async fn an_endless_stream_whose_caller_leaves_lets_others_run_until_its_time_is_up() {
     let (layer, store) = layer();
-    let layer = layer.finish_within(Duration::from_millis(20));
+    let layer = layer.finish_within(Duration::from_millis(20)).in_flight(InFlight::Reject);
     let stack = stack_of(&layer, || any(Script::new([Step::Forever(|| Step::data("event\n"))])));
     drop(stack.call(keyed("k", "{}")).await.unwrap());
     assert_eq!(within(layer.drain(Duration::from_secs(30))).await, 0);
@@ -342,33 +361,40 @@ async fn a_body_that_panics_lets_its_panic_go_when_the_key_is_settled() {
 }
 
 #[tokio::test]
-async fn a_stream_whose_caller_leaves_is_driven_to_its_end() {
-    let gate = Gate::default();
-    let (layer, store) = layer();
-    let stack = stack_of(&layer, {
-        let gate = gate.clone();
-        move || any(Script::new([Step::data("one"), Step::Pass(gate.clone()), Step::data("two")]))
-    });
-    let mut body = stack.call(keyed("k", "{}")).await.unwrap().into_body();
-    assert_eq!(next(&mut body).await.as_deref(), Some("one"));
-    drop(body);
-    gate.reached_by(1).await;
-    assert_eq!(store.in_flight(), 1);
-    assert_eq!(layer.drain(Duration::ZERO).await, 1);
-    gate.open();
-    assert_eq!(within(layer.drain(Duration::from_secs(30))).await, 0);
-    let again = stack.send(keyed("k", "{}")).await;
-    again.assert_refused(409, "idempotency_not_replayable");
-    assert_eq!(again.header("location"), Some("/v1/runs/1"));
+async fn a_stream_whose_caller_leaves_is_driven_to_its_end_and_a_retry_gets_all_of_it() {
+    for is_recorded in [true, false] {
+        let gate = Gate::default();
+        let (layer, store) = layer();
+        let layer = layer.record_streams(is_recorded);
+        let stack = stack_of(&layer, {
+            let gate = gate.clone();
+            move || {
+                any(Script::new([Step::data("one"), Step::Pass(gate.clone()), Step::data("two")]))
+            }
+        });
+        let mut body = stack.call(keyed("k", "{}")).await.unwrap().into_body();
+        assert_eq!(next(&mut body).await.as_deref(), Some("one"));
+        drop(body);
+        gate.reached_by(1).await;
+        assert_eq!(store.in_flight(), 1);
+        assert_eq!(layer.drain(Duration::ZERO).await, 1);
+        gate.open();
+        assert_eq!(within(layer.drain(Duration::from_secs(30))).await, 0);
+        assert_left(&stack.send(keyed("k", "{}")).await, is_recorded, "onetwo");
+        assert_eq!(stack.runs.count(), 1);
+    }
 }
 
 #[tokio::test]
 async fn a_stream_that_nobody_reads_is_driven_to_its_end_too() {
-    let (layer, _) = layer();
-    let stack = stack_of(&layer, || any(Script::unknown_length("one")));
-    drop(stack.call(keyed("k", "{}")).await.unwrap());
-    assert_eq!(within(layer.drain(Duration::from_secs(30))).await, 0);
-    stack.send(keyed("k", "{}")).await.assert_refused(409, "idempotency_not_replayable");
+    for is_recorded in [true, false] {
+        let (layer, _) = layer();
+        let layer = layer.record_streams(is_recorded);
+        let stack = stack_of(&layer, || any(Script::unknown_length("one")));
+        drop(stack.call(keyed("k", "{}")).await.unwrap());
+        assert_eq!(within(layer.drain(Duration::from_secs(30))).await, 0);
+        assert_left(&stack.send(keyed("k", "{}")).await, is_recorded, "one");
+    }
 }
 
 #[tokio::test]
@@ -391,7 +417,7 @@ async fn a_stream_whose_caller_leaves_ends_by_the_failure_rule_where_that_is_cho
 #[tokio::test(start_paused = true)]
 async fn a_stream_without_a_caller_is_cancelled_when_its_time_is_up() {
     let (layer, store) = layer();
-    let layer = layer.finish_within(Duration::from_secs(7));
+    let layer = layer.finish_within(Duration::from_secs(7)).in_flight(InFlight::Reject);
     let stack = stack_of(&layer, || any(Script::new([Step::Pass(Gate::default())])));
     drop(stack.call(keyed("k", "{}")).await.unwrap());
     assert_eq!(layer.drain(Duration::from_millis(6_999)).await, 1);
@@ -402,58 +428,82 @@ async fn a_stream_without_a_caller_is_cancelled_when_its_time_is_up() {
 #[tokio::test]
 async fn a_stream_is_judged_by_its_status_when_it_has_ended() {
     let (layer, store) = layer();
-    for (status, code) in [(200, Some("not_replayable")), (404, None), (500, None)] {
+    for (status, is_recorded, is_kept) in [
+        (200, true, true),
+        (200, false, true),
+        (402, true, true),
+        (404, true, false),
+        (404, false, false),
+        (500, true, false),
+        (500, false, false),
+    ] {
+        let layer = layer.clone().record_streams(is_recorded);
         let stack = Stack::new(&layer, move |_, _| async move {
             Ok(text(status, "").map(|_| any(Script::unknown_length("one"))))
         });
-        let key = format!("k{status}");
+        let key = format!("k{status}{is_recorded}");
         let mut body = stack.call(keyed(&key, "{}")).await.unwrap().into_body();
         assert_eq!(next(&mut body).await.as_deref(), Some("one"));
         assert_eq!(store.in_flight(), 1);
         assert_eq!(next(&mut body).await, None);
         assert_eq!(store.in_flight(), 0);
         let again = stack.send(keyed(&key, "{}")).await;
-        match code {
-            Some(code) => again.assert_refused(409, &format!("idempotency_{code}")),
-            None => assert_eq!(stack.runs.count(), 2),
+        assert_eq!(stack.runs.count(), if is_kept { 1 } else { 2 });
+        match (is_kept, is_recorded) {
+            (true, true) => {
+                assert_eq!((again.status.as_u16(), again.text()), (status, "one"));
+                assert!(again.is_replay());
+            }
+            (true, false) => again.assert_refused(409, "idempotency_not_replayable"),
+            (false, _) => assert!(!again.is_replay()),
         }
     }
 }
 
 #[tokio::test]
 async fn what_a_handler_says_of_its_outcome_holds_for_streams_too() {
-    for (status, said, code) in [
-        (500, Outcome::Final, Some("idempotency_not_replayable")),
-        (200, Outcome::Unknown, Some("idempotency_outcome_unknown")),
-        (200, Outcome::NotExecuted, None),
-    ] {
-        let stack = Stack::new(&layer().0, move |_, _| async move {
-            let response = text(status, "").map(|_| any(Script::unknown_length("one")));
-            Ok(with_extension(response, said))
-        });
-        stack.send(keyed("k", "{}")).await;
-        let again = stack.send(keyed("k", "{}")).await;
-        match code {
-            Some(code) => again.assert_refused(409, code),
-            None => assert_eq!(stack.runs.count(), 2),
+    for (status, said) in
+        [(500, Outcome::Final), (200, Outcome::Unknown), (200, Outcome::NotExecuted)]
+    {
+        for is_recorded in [true, false] {
+            let layer = layer().0.record_streams(is_recorded);
+            let stack = Stack::new(&layer, move |_, _| async move {
+                let response = text(status, "").map(|_| any(Script::unknown_length("one")));
+                Ok(with_extension(response, said))
+            });
+            stack.send(keyed("k", "{}")).await;
+            let again = stack.send(keyed("k", "{}")).await;
+            match said {
+                Outcome::Final if is_recorded => {
+                    assert_eq!((again.status.as_u16(), again.text()), (500, "one"));
+                    assert!(again.is_replay());
+                }
+                Outcome::Final => again.assert_refused(409, "idempotency_not_replayable"),
+                Outcome::Unknown => again.assert_refused(409, "idempotency_outcome_unknown"),
+                _ => assert!(!again.is_replay()),
+            }
+            assert_eq!(stack.runs.count(), if said == Outcome::NotExecuted { 2 } else { 1 });
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tombstone_lives_as_long_as_a_record_would_from_the_end_of_its_stream() {
-    let (layer, store) = layer();
-    let stack = Stack::new(&layer, |_, _| async move {
-        let script = Script::new([Step::Sleep(Duration::from_secs(100)), Step::data("one")]);
-        Ok(with_extension(Response::new(any(script)), RetainFor(Duration::from_secs(60))))
-    });
-    let response = stack.call(keyed("k", "{}")).await.unwrap();
-    // The test's own limit would end the wait: time is advanced by the body alone.
-    assert_eq!(Answer::read(response).await.text(), "one");
-    tokio::time::advance(Duration::from_millis(59_999)).await;
-    stack.send(keyed("k", "{}")).await.assert_refused(409, "idempotency_not_replayable");
-    tokio::time::advance(Duration::from_millis(1)).await;
-    assert!(store.is_empty());
+async fn a_record_or_tombstone_lives_from_the_end_of_its_stream() {
+    for is_recorded in [true, false] {
+        let (layer, store) = layer();
+        let stack = Stack::new(&layer.record_streams(is_recorded), |_, _| async move {
+            let script = Script::new([Step::Sleep(Duration::from_secs(100)), Step::data("one")]);
+            let response = with_header(Response::new(any(script)), "location", "/v1/runs/1");
+            Ok(with_extension(response, RetainFor(Duration::from_secs(60))))
+        });
+        let response = stack.call(keyed("k", "{}")).await.unwrap();
+        // The test's own limit would end the wait: time is advanced by the body alone.
+        assert_eq!(Answer::read(response).await.text(), "one");
+        tokio::time::advance(Duration::from_millis(59_999)).await;
+        assert_left(&stack.send(keyed("k", "{}")).await, is_recorded, "one");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(store.is_empty());
+    }
 }
 
 #[tokio::test]

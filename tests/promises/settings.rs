@@ -5,11 +5,11 @@ use std::{
     time::Duration,
 };
 
-use http::{HeaderName, Method};
+use http::{HeaderName, Method, StatusCode};
 use tower_idempotency::{
     Ceiling, Disposition, Dispositions, Fingerprint, Handle, Idempotency, IdempotencyKey,
-    IdempotencyLayer, InFlight, MemoryStore, OnFailure, OnLeave, OperationId, Permit, PermitSlot,
-    Refusal, RequestBody, ResponseBody, ResponseFuture, Scope, StoredResponse, Token, scope,
+    IdempotencyLayer, InFlight, MemoryStore, Mode, OnFailure, OnLeave, OperationId, Permit, PermitSlot,
+    Reason, Refusal, RequestBody, ResponseBody, ResponseFuture, Scope, StoredResponse, Token, scope,
 };
 
 use crate::support::{
@@ -39,6 +39,16 @@ fn impossible_values_are_refused_by_name() {
         assert_refused("methods", || layer().methods([Method::POST, method]));
     }
     assert_refused("request_limit", || layer().request_limit(0));
+    assert_refused("buffered_bytes", || layer().buffered_bytes(0));
+    assert_refused("waiters", || layer().waiters(0, 1));
+    assert_refused("waiters", || layer().waiters(2, 1));
+    assert_refused("refusal_status", || {
+        layer().refusal_status(Reason::Conflict, StatusCode::FOUND)
+    });
+    assert_refused("refusal_status", || layer().refusal_status(Reason::Conflict, StatusCode::OK));
+    assert_refused("documentation", || layer().documentation("no URI at all"));
+    assert_refused("documentation", || layer().documentation("https://a.example/\r\nx: y"));
+    assert_refused("documentation", || layer().documentation(""));
     assert_refused("response_limit", || layer().response_limit(0));
     assert_refused("body_idle_timeout", || layer().body_idle_timeout(zero));
     assert_refused("body_timeout", || layer().body_timeout(zero));
@@ -50,6 +60,55 @@ fn impossible_values_are_refused_by_name() {
     assert_refused("ceiling", || Ceiling::new(usize::MAX));
 }
 
+/// The message with which the layer refuses to be put around a service.
+#[track_caller]
+fn refused_when_built(layer: &IdempotencyLayer) -> String {
+    let built = catch_unwind(AssertUnwindSafe(|| drop(tower::Layer::layer(layer, ()))));
+    *built.expect_err("it is built").downcast::<String>().unwrap()
+}
+
+#[test]
+fn a_wait_longer_than_any_execution_runs_is_refused_when_built_and_both_settings_are_named() {
+    let second = Duration::from_secs(1);
+    let layer = || IdempotencyLayer::new(scope::single_tenant());
+    // In whatever order they are set, and where one is a default.
+    for layer in [
+        layer().finish_within(5 * second).in_flight(InFlight::Wait(6 * second)),
+        layer().in_flight(InFlight::Wait(6 * second)).finish_within(5 * second),
+        layer().finish_within(9 * second),
+        layer().in_flight(InFlight::Wait(301 * second)),
+    ] {
+        let message = refused_when_built(&layer);
+        assert!(message.starts_with("in_flight: "), "{message}");
+        assert!(message.contains("finish_within"), "{message}");
+    }
+    for layer in [
+        layer().finish_within(6 * second).in_flight(InFlight::Wait(6 * second)),
+        layer().finish_within(second).in_flight(InFlight::Reject),
+        layer().in_flight(InFlight::Wait(300 * second)),
+    ] {
+        tower::Layer::layer(&layer, ());
+    }
+}
+
+#[test]
+fn one_body_that_does_not_fit_the_buffer_is_refused_when_built_and_both_settings_are_named() {
+    let layer = || IdempotencyLayer::new(scope::single_tenant());
+    for layer in [
+        layer().request_limit(11).buffered_bytes(10),
+        layer().buffered_bytes(10).request_limit(11),
+        layer().buffered_bytes(1024 * 1024 - 1),
+        layer().request_limit(64 * 1024 * 1024 + 1),
+    ] {
+        let message = refused_when_built(&layer);
+        assert!(message.starts_with("buffered_bytes: "), "{message}");
+        assert!(message.contains("request_limit"), "{message}");
+    }
+    for layer in [layer().request_limit(10).buffered_bytes(10), layer().buffered_bytes(1024 * 1024)] {
+        tower::Layer::layer(&layer, ());
+    }
+}
+
 #[tokio::test]
 async fn the_smallest_and_the_largest_values_work() {
     let smallest = Duration::from_nanos(1);
@@ -58,7 +117,9 @@ async fn the_smallest_and_the_largest_values_work() {
             .store(MemoryStore::new().capacity(number))
             .retention(time)
             .request_limit(number)
+            .buffered_bytes(number)
             .response_limit(number)
+            .waiters(number, number)
             .body_idle_timeout(time)
             .body_timeout(time)
             .in_flight(InFlight::Wait(time))
@@ -76,7 +137,8 @@ async fn the_smallest_and_the_largest_values_work() {
 async fn a_wait_too_long_for_a_clock_is_a_wait() {
     let gate = Gate::default();
     let (layer, _) = layer();
-    let stack = Stack::new(&layer.in_flight(InFlight::Wait(Duration::MAX)), {
+    let layer = layer.in_flight(InFlight::Wait(Duration::MAX)).finish_within(Duration::MAX);
+    let stack = Stack::new(&layer, {
         let gate = gate.clone();
         move |run, _| {
             let gate = gate.clone();
@@ -113,14 +175,18 @@ fn what_is_set_can_be_read() {
         .body_idle_timeout(Duration::from_secs(11))
         .body_timeout(Duration::from_secs(22))
         .store_timeout(Duration::from_secs(33))
-        .finish_within(Duration::from_secs(44));
+        .finish_within(Duration::from_secs(44))
+        .mode(Mode::Shadow)
+        .record_streams(false)
+        .buffered_bytes(987_654)
+        .waiters(3, 55);
     let service = tower::Layer::layer(&layer, ());
     for text in [format!("{layer:?}"), format!("{service:?}")] {
         for set in [
             "PUT",
             "x-token",
             "key_required: true",
-            "key_strict: true",
+            "strict: true",
             "limit: 77",
             "1234",
             "4321",
@@ -133,6 +199,11 @@ fn what_is_set_can_be_read() {
             "22s",
             "33s",
             "44s",
+            "mode: Shadow",
+            "record_streams: false",
+            "limit: 987654",
+            "waiters_per_operation: 3",
+            "waiters: 55",
         ] {
             assert!(text.contains(set), "{set}: {text}");
         }

@@ -359,8 +359,22 @@ async fn waiters_are_told_when_the_outcome_is_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiters_of_a_stream_are_told_that_it_cannot_be_replayed_when_it_has_ended() {
+async fn waiters_of_a_stream_get_all_of_it_when_it_has_ended() {
     let held = Held::new(1, |_| Reply::Stream(200));
+    let owner = held.start("k").await;
+    let repeats = held.repeat("k", 3).await;
+    held.gate.open();
+    assert_eq!(owner.await.unwrap().text(), "run 1");
+    for answer in answers(repeats).await {
+        assert_eq!((answer.text(), answer.is_replay()), ("run 1", true));
+        assert_eq!(answer.header("location"), Some("/v1/runs/1"));
+    }
+    assert_eq!(held.probe.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_of_a_stream_are_told_that_it_cannot_be_replayed_when_it_has_ended() {
+    let held = Held::with(1, |_| Reply::Stream(200), |layer| layer.record_streams(false));
     let owner = held.start("k").await;
     let repeats = held.repeat("k", 3).await;
     held.gate.open();
