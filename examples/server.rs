@@ -6,13 +6,11 @@
 
 #![allow(clippy::print_stdout, reason = "a program that talks to its user")]
 
+mod common;
+
 use std::{
     collections::{BTreeMap, HashMap},
-    env,
-    fmt::Display,
-    net::SocketAddr,
     process::ExitCode,
-    str::FromStr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -20,68 +18,46 @@ use std::{
 use axum::{
     Json, Router,
     body::Body,
-    extract::{Extension, Path, Request, State},
+    extract::{Extension, Path, State},
     http::{
-        HeaderMap, HeaderName, HeaderValue, StatusCode,
-        header::{AUTHORIZATION, CONTENT_TYPE, LOCATION, WWW_AUTHENTICATE},
+        HeaderMap, HeaderName, StatusCode,
+        header::{CONTENT_TYPE, LOCATION},
     },
-    middleware::{Next, from_fn},
+    middleware::from_fn,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, signal, time::Instant};
+use tokio::time::Instant;
 use tower::ServiceBuilder;
-use tower_idempotency::{
-    Ceiling, Handle, IdempotencyLayer, MemoryStore, PermitSlot, StoredResponse, scope,
-};
+use tower_idempotency::{Ceiling, Handle, IdempotencyLayer, MemoryStore, PermitSlot, scope};
+
+use common::{Common, Profile, authenticate, debug_routes, problem, seconds};
 
 /// The largest body that the handler reads.
 const BODY_LIMIT: usize = 1024 * 1024;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let settings = match Settings::from_env() {
-        Ok(settings) => settings,
-        Err(problem) => return stop(&problem),
-    };
-    let listener = match TcpListener::bind(settings.addr).await {
-        Ok(listener) => listener,
-        Err(error) => return stop(&format!("ADDR: cannot listen on {}: {error}", settings.addr)),
-    };
-    match listener.local_addr() {
-        Ok(addr) => println!("listening on http://{addr}"),
-        Err(error) => return stop(&format!("ADDR: {error}")),
-    }
+    common::exit("server", run().await)
+}
 
-    let store = MemoryStore::new().capacity(settings.capacity);
-    let ceiling = Ceiling::new(settings.max_runs);
+async fn run() -> Result<(), String> {
+    let Common { addr, capacity, max_runs, ttl } = Common::from_env()?;
+    let run_time = seconds("RUN_SECONDS", 0.0..=LONGEST_RUN)?.unwrap_or(Duration::from_secs(1));
+    let ttl = ttl.unwrap_or(Duration::from_secs(60 * 60));
+
+    let store = MemoryStore::new().capacity(capacity);
+    let ceiling = Ceiling::new(max_runs);
     let layer = IdempotencyLayer::new(scope::from_extension::<Profile>())
         .store(store.clone())
-        .retention(settings.ttl)
+        .retention(ttl)
         .fingerprint_headers([HeaderName::from_static("x-session-key")])
         .ceiling(&ceiling);
-    let service = Service {
-        runs: Arc::default(),
-        ttl: settings.ttl,
-        run_time: settings.run_time,
-        store,
-        layer: layer.clone(),
-    };
-
-    let served = axum::serve(listener, app(service, layer.clone()))
-        .with_graceful_shutdown(asked_to_stop())
-        .await;
-    // Connections are closed; executions whose callers had left may still be running.
-    let left = layer.drain(Duration::from_secs(30)).await;
-    if left > 0 {
-        println!("{left} executions did not finish in time");
-    }
-    match served {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => stop(&error),
-    }
+    let service = Service { runs: Arc::default(), ttl, run_time };
+    let app = app(service, layer.clone()).merge(debug_routes(store, layer.clone()));
+    common::serve(addr, app, &layer).await
 }
 
 /// Authentication goes first, so that a rejected caller learns nothing about keys; then the layer;
@@ -93,123 +69,8 @@ fn app(service: Service, layer: IdempotencyLayer) -> Router {
         .route("/v1/runs/{id}", get(show_run))
         .layer(guarded)
         .route("/", get(playground))
-        .route("/debug/idempotency", get(debug_idempotency))
         .route("/debug/runs", get(debug_runs))
         .with_state(service)
-}
-
-// ---- Settings ----
-
-struct Settings {
-    addr: SocketAddr,
-    capacity: usize,
-    max_runs: usize,
-    ttl: Duration,
-    run_time: Duration,
-}
-
-impl Settings {
-    fn from_env() -> Result<Self, String> {
-        let store: String = read("STORE", "memory")?;
-        if store != "memory" {
-            return Err(format!("STORE: {store:?} is not available; use \"memory\""));
-        }
-        Ok(Self {
-            addr: read("ADDR", "127.0.0.1:3000")?,
-            capacity: at_least_one("CAPACITY", read("CAPACITY", "1000")?)?,
-            max_runs: at_least_one("MAX_RUNS", read("MAX_RUNS", "10")?)?,
-            ttl: match seconds("TTL_SECONDS", "3600", 1e9)? {
-                Duration::ZERO => return Err("TTL_SECONDS: has to be more than 0".to_owned()),
-                ttl => ttl,
-            },
-            run_time: seconds("RUN_SECONDS", "1", LONGEST_RUN)?,
-        })
-    }
-}
-
-/// Reads a setting from the environment; what is wrong with it is said with its name.
-fn read<T: FromStr<Err: Display>>(name: &str, default: &str) -> Result<T, String> {
-    let text = match env::var(name) {
-        Ok(text) => text,
-        Err(env::VarError::NotPresent) => default.to_owned(),
-        Err(error) => return Err(format!("{name}: {error}")),
-    };
-    text.parse().map_err(|error| format!("{name}: {text:?}: {error}"))
-}
-
-fn at_least_one(name: &str, number: usize) -> Result<usize, String> {
-    // Far below what would overflow a count, far above what a demo can hold.
-    if (1..=1_000_000_000).contains(&number) {
-        Ok(number)
-    } else {
-        Err(format!("{name}: {number} is not between 1 and 1000000000"))
-    }
-}
-
-fn seconds(name: &str, default: &str, most: f64) -> Result<Duration, String> {
-    let number: f64 = read(name, default)?;
-    if !(0.0..=most).contains(&number) {
-        return Err(format!("{name}: {number} is not a number of seconds from 0 to {most}"));
-    }
-    Duration::try_from_secs_f64(number).map_err(|error| format!("{name}: {number}: {error}"))
-}
-
-fn stop(problem: &impl Display) -> ExitCode {
-    eprintln!("server: {problem}");
-    ExitCode::FAILURE
-}
-
-async fn asked_to_stop() {
-    let interrupted = async {
-        let _interrupted = signal::ctrl_c().await;
-    };
-    #[cfg(unix)]
-    let terminated = async {
-        match signal::unix::signal(signal::unix::SignalKind::terminate()) {
-            Ok(mut terminated) => {
-                terminated.recv().await;
-            }
-            Err(_) => std::future::pending().await,
-        }
-    };
-    #[cfg(not(unix))]
-    let terminated = std::future::pending::<()>();
-    tokio::select! {
-        () = interrupted => {}
-        () = terminated => {}
-    }
-}
-
-// ---- Who is calling ----
-
-/// Whom the caller has shown to be. Keys are unique within it.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Profile(String);
-
-impl AsRef<str> for Profile {
-    fn as_ref(&self) -> &str {
-        &self.0
-    }
-}
-
-/// A demonstration: whatever credentials are sent name the profile. A real service looks them up,
-/// and takes for the profile a stable id of who they belong to, so that a new token is not a new
-/// profile.
-async fn authenticate(mut request: Request, next: Next) -> Response {
-    let Some(profile) = profile(request.headers()) else {
-        let challenge = [(WWW_AUTHENTICATE, "Bearer")];
-        return problem(StatusCode::UNAUTHORIZED, "who are you?", challenge);
-    };
-    request.extensions_mut().insert(profile);
-    next.run(request).await
-}
-
-fn profile(headers: &HeaderMap) -> Option<Profile> {
-    let (scheme, credentials) =
-        headers.get(AUTHORIZATION)?.to_str().ok()?.trim().split_once(' ')?;
-    let known = ["bearer", "basic"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
-    let credentials = credentials.trim();
-    (known && !credentials.is_empty()).then(|| Profile(credentials.to_owned()))
 }
 
 // ---- Runs ----
@@ -219,8 +80,6 @@ struct Service {
     runs: Arc<Mutex<Runs>>,
     ttl: Duration,
     run_time: Duration,
-    store: MemoryStore<StoredResponse>,
-    layer: IdempotencyLayer,
 }
 
 impl Service {
@@ -362,35 +221,7 @@ async fn list_runs(
     Json(json!({ "runs": runs.of(&profile).collect::<Vec<_>>(), "started": started }))
 }
 
-fn problem<const N: usize>(
-    status: StatusCode,
-    detail: &str,
-    headers: [(HeaderName, &'static str); N],
-) -> Response {
-    let title = status.canonical_reason().unwrap_or_default();
-    let body = json!({ "title": title, "status": status.as_u16(), "detail": detail });
-    let mut response = (status, headers, Json(body)).into_response();
-    let kind = HeaderValue::from_static("application/problem+json");
-    response.headers_mut().insert(CONTENT_TYPE, kind);
-    response
-}
-
 // ---- Looking in ----
-
-async fn debug_idempotency(State(service): State<Service>) -> Json<Value> {
-    let dispositions: serde_json::Map<_, _> = service
-        .layer
-        .dispositions()
-        .iter()
-        .map(|(disposition, count)| (disposition.to_string(), count.into()))
-        .collect();
-    Json(json!({
-        "live_entries": service.store.len(),
-        "in_flight": service.store.in_flight(),
-        "capacity": service.store.max_len(),
-        "dispositions": dispositions,
-    }))
-}
 
 async fn debug_runs(State(service): State<Service>) -> Json<Vec<Value>> {
     Json(service.runs().by_id.iter().map(Run::view).collect())
