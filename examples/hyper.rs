@@ -48,6 +48,7 @@ const GRACE: Duration = Duration::from_secs(30);
 async fn main() -> Result<(), Box<dyn Error>> {
     let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".to_owned());
     let addr: SocketAddr = addr.parse().map_err(|error| format!("ADDR: {addr:?}: {error}"))?;
+    let mut stop = Box::pin(asked_to_stop()?);
     let listener = TcpListener::bind(addr)
         .await
         .map_err(|error| format!("ADDR: cannot listen on {addr}: {error}"))?;
@@ -78,7 +79,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     server.http1().timer(TokioTimer::new());
     server.http2().timer(TokioTimer::new());
     let connections = GracefulShutdown::new();
-    let mut stop = Box::pin(asked_to_stop());
     loop {
         let stream = tokio::select! {
             () = &mut stop => break,
@@ -172,23 +172,26 @@ fn answer(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
     response
 }
 
-async fn asked_to_stop() {
-    let interrupted = async {
-        let _interrupted = signal::ctrl_c().await;
-    };
+/// Ends when the process is asked to stop. Signals are caught from this call on, so that none that
+/// comes after "listening" ends the process at once.
+fn asked_to_stop() -> std::io::Result<impl Future<Output = ()>> {
     #[cfg(unix)]
-    let terminated = async {
-        match signal::unix::signal(signal::unix::SignalKind::terminate()) {
-            Ok(mut terminated) => {
-                terminated.recv().await;
+    {
+        use signal::unix::{SignalKind, signal};
+        let mut interrupted = signal(SignalKind::interrupt())?;
+        let mut terminated = signal(SignalKind::terminate())?;
+        Ok(async move {
+            tokio::select! {
+                _ = interrupted.recv() => {}
+                _ = terminated.recv() => {}
             }
-            Err(_) => std::future::pending().await,
-        }
-    };
+        })
+    }
     #[cfg(not(unix))]
-    let terminated = std::future::pending::<()>();
-    tokio::select! {
-        () = interrupted => {}
-        () = terminated => {}
+    {
+        let mut interrupted = signal::windows::ctrl_c()?;
+        Ok(async move {
+            interrupted.recv().await;
+        })
     }
 }

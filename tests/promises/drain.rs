@@ -18,8 +18,8 @@ use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use tokio::{runtime::Handle as Runtime, task::JoinHandle, time::Instant};
 use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_idempotency::{
-    IdempotencyKey, IdempotencyLayer, InFlight, MemoryStore, OnFailure, OnLeave, RequestBody, StoredResponse,
-    scope,
+    IdempotencyKey, IdempotencyLayer, InFlight, MemoryStore, OnFailure, OnLeave, RequestBody,
+    StoredResponse, scope,
 };
 
 use crate::support::{

@@ -8,8 +8,9 @@ use std::{
 use http::{HeaderName, Method, StatusCode};
 use tower_idempotency::{
     Ceiling, Disposition, Dispositions, Fingerprint, Handle, Idempotency, IdempotencyKey,
-    IdempotencyLayer, InFlight, MemoryStore, Mode, OnFailure, OnLeave, OperationId, Permit, PermitSlot,
-    Reason, Refusal, RequestBody, ResponseBody, ResponseFuture, Scope, StoredResponse, Token, scope,
+    IdempotencyLayer, InFlight, MemoryStore, Mode, OnFailure, OnLeave, OperationId, Permit,
+    PermitSlot, Reason, Refusal, RequestBody, ResponseBody, ResponseFuture, Scope, StoredResponse,
+    Token, scope,
 };
 
 use crate::support::{
@@ -104,7 +105,8 @@ fn one_body_that_does_not_fit_the_buffer_is_refused_when_built_and_both_settings
         assert!(message.starts_with("buffered_bytes: "), "{message}");
         assert!(message.contains("request_limit"), "{message}");
     }
-    for layer in [layer().request_limit(10).buffered_bytes(10), layer().buffered_bytes(1024 * 1024)] {
+    for layer in [layer().request_limit(10).buffered_bytes(10), layer().buffered_bytes(1024 * 1024)]
+    {
         tower::Layer::layer(&layer, ());
     }
 }
