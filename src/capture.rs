@@ -51,7 +51,12 @@ where
         executing.claim.progress().wish_to_retain_for(*retention);
     }
 
-    let declared = body.size_hint().exact().or_else(|| declared_length(&parts.headers));
+    let declared = body.size_hint().exact().or_else(|| match parts.status.as_u16() {
+        // These have no body, whatever length they talk of (RFC 9112, section 6.3): with its head
+        // such a response looks complete.
+        100..=199 | 204 | 304 => Some(0),
+        _ => declared_length(&parts.headers),
+    });
     let mut body = Box::pin(body);
     let within = |length| usize::try_from(length).ok().filter(|length| *length <= capture.limit);
     let Some(length) = declared.and_then(within) else {
