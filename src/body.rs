@@ -191,6 +191,19 @@ impl<B: Body> ResponseBody<B> {
     }
 }
 
+impl<B> ResponseBody<B>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Send,
+{
+    /// Drives a body that nobody receives to its end, where a claim depends on it.
+    pub(crate) async fn finish(self) {
+        if let ResponseKind::Followed { followed } = self.kind {
+            followed.finish().await;
+        }
+    }
+}
+
 /// Empty: what layers further out (CORS, time-outs, authentication) answer with by themselves.
 impl<B: Body> Default for ResponseBody<B> {
     fn default() -> Self {

@@ -146,6 +146,14 @@ where
         }
     }
 
+    /// Drives a body that nobody receives to its end.
+    async fn finish(&mut self) {
+        while poll_fn(|context| self.poll(context)).await.is_some() {
+            // A body that is always ready would never let its time be up.
+            tokio::task::consume_budget().await;
+        }
+    }
+
     /// The data to pass on now. What would make the response look complete is kept back; what goes
     /// on past the declared length is cut off here, as it would be on its way.
     fn pass(&mut self, mut data: Bytes) -> Option<Bytes> {
@@ -246,6 +254,13 @@ where
     pub(crate) fn new(follow: Follow<B>) -> Self {
         Self { follow: Some(Box::new(follow)), poll: Follow::poll, hand_over }
     }
+
+    /// Drives it to its end. Dropped before that, it is not handed over, but ends.
+    pub(crate) async fn finish(mut self) {
+        if let Some(mut follow) = self.follow.take() {
+            follow.finish().await;
+        }
+    }
 }
 
 impl<B: Body> Followed<B> {
@@ -286,11 +301,6 @@ where
     B::Error: Send,
 {
     if let (Some(leave), false) = (follow.leave.take(), follow.is_settled()) {
-        leave.finish(async move {
-            while poll_fn(|context| follow.poll(context)).await.is_some() {
-                // A body that is always ready would never let its time be up.
-                tokio::task::consume_budget().await;
-            }
-        });
+        leave.finish(async move { follow.finish().await });
     }
 }

@@ -212,7 +212,14 @@ where
     }
     // The call, and all that follows from it: not to be undone because the caller leaves.
     let leave = claim.leave();
-    HandOver::new(execute(settings, inner, request, key, claim, slot), leave).await
+    HandOver::new(execute(settings, inner, request, key, claim, slot), leave, |answer| {
+        Box::pin(async move {
+            if let Ok(response) = answer {
+                response.into_body().finish().await;
+            }
+        })
+    })
+    .await
 }
 
 /// Calls the inner service, which is ready, and settles the claim by what comes of it.

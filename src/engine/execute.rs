@@ -91,11 +91,11 @@ impl Leave {
 
     /// Lets `work` go on without a caller, at most for `finish_within`; then it is dropped, and the
     /// claim in it ends by the failure rule.
-    pub(crate) fn finish(self, work: impl Future<Output: Send> + Send + 'static) {
+    pub(crate) fn finish(self, work: impl Future<Output = ()> + Send + 'static) {
         let Self { runtime, finish_within, detach_with } = self;
         let work = async move {
             // Nobody is left to tell; what came of it is in the store.
-            let _output = tokio::time::timeout(finish_within, work).await;
+            let _elapsed = tokio::time::timeout(finish_within, work).await;
         };
         match detach_with {
             None => drop(runtime.spawn(work)),
@@ -107,15 +107,17 @@ impl Leave {
 }
 
 /// An execution that does not end because its caller leaves: dropped unfinished, it is handed to
-/// the runtime. What is handed over does not hand itself over again.
+/// the runtime. What is handed over does not hand itself over again: what is still to be done when
+/// its output is there is the rest of the same work, within the same time.
 pub(crate) struct HandOver<F: Future<Output: Send> + Send + 'static> {
     work: Option<Pin<Box<F>>>,
     leave: Option<Leave>,
+    rest: fn(F::Output) -> Detached,
 }
 
 impl<F: Future<Output: Send> + Send + 'static> HandOver<F> {
-    pub(crate) fn new(work: F, leave: Option<Leave>) -> Self {
-        Self { work: Some(Box::pin(work)), leave }
+    pub(crate) fn new(work: F, leave: Option<Leave>, rest: fn(F::Output) -> Detached) -> Self {
+        Self { work: Some(Box::pin(work)), leave, rest }
     }
 }
 
@@ -136,7 +138,8 @@ impl<F: Future<Output: Send> + Send + 'static> Future for HandOver<F> {
 impl<F: Future<Output: Send> + Send + 'static> Drop for HandOver<F> {
     fn drop(&mut self) {
         if let (Some(work), Some(leave)) = (self.work.take(), self.leave.take()) {
-            leave.finish(work);
+            let rest = self.rest;
+            leave.finish(async move { rest(work.await).await });
         }
     }
 }
