@@ -28,3 +28,4 @@ mod settings;
 mod single_flight;
 mod store;
 mod store_failure;
+mod streams;
