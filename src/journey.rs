@@ -151,10 +151,10 @@ pub(crate) fn permit(settings: &Settings, parts: &Parts) -> Result<Option<SlotEn
 /// Lets the user's hook at the head of a replay.
 fn rewrite<R: Body>(parts: &Parts, response: &mut Response<ResponseBody<R>>, on_replay: &OnReplay) {
     let (mut head, body) = std::mem::take(response).into_parts();
-    let recorded = (head.status, head.headers.clone());
+    let recorded = head.clone();
     // A hook that panics has rewritten nothing.
     if quietly(|| on_replay(parts, &mut head)).is_none() {
-        (head.status, head.headers) = recorded;
+        head = recorded;
     }
     *response = Response::from_parts(head, body);
 }
