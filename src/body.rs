@@ -83,8 +83,13 @@ impl<B> RequestBody<B> {
     }
 
     /// A body that has been read in part.
-    pub(crate) fn part(data: Bytes, room: Room, rest: Rest<B>) -> Self {
-        let whole = Whole { data, trailers: None };
+    pub(crate) fn part(
+        data: Bytes,
+        trailers: Option<HeaderMap>,
+        room: Room,
+        rest: Rest<B>,
+    ) -> Self {
+        let whole = Whole { data, trailers };
         Self { kind: RequestKind::Part { whole, room: Some(room), rest } }
     }
 }

@@ -35,7 +35,7 @@ macro_rules! dispositions {
 }
 
 dispositions! {
-    /// Went through unprotected: its method is not guarded, or it has no key.
+    /// Went through unprotected: it is not guarded, it has no key, or the layer is switched off.
     Passed = "passed",
     /// 400: the key is malformed, or one is required and missing.
     RejectedKey = "rejected_key",

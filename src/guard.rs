@@ -106,6 +106,12 @@ impl Guard {
         Some(PermitSlot { permit: Arc::new(Mutex::new(Some(permit))), guard: self.identity() })
     }
 
+    /// A slot with no permit in it, for a request that runs although this guard was not asked, or
+    /// has refused it.
+    pub(crate) fn empty_slot(&self) -> PermitSlot {
+        PermitSlot { permit: Arc::default(), guard: self.identity() }
+    }
+
     /// Has this guard let the request in already, in an outer copy of the layer?
     pub(crate) fn has_let_in(&self, extensions: &http::Extensions) -> bool {
         extensions.get::<PermitSlot>().is_some_and(|slot| slot.guard == self.identity())

@@ -1,7 +1,7 @@
 //! Reads the body of a keyed request. In: a body and its limits; out: all its bytes and its
 //! trailers, or 413, 400, 408, 503. No slot and no permit is held meanwhile.
 
-use std::{error::Error, future::poll_fn, pin::Pin, task::Poll, time::Duration};
+use std::{any::Any, error::Error, future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -11,6 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{
     BoxError,
+    body::{RequestBody, Rest},
     buffer::{Buffer, Room},
     collect::{Collected, declared_length},
     disposition::Disposition,
@@ -39,6 +40,7 @@ pub(crate) struct Intake {
 pub(crate) struct Unread<E> {
     why: Why<E>,
     data: Bytes,
+    trailers: Option<HeaderMap>,
     room: Room,
 }
 
@@ -49,23 +51,28 @@ enum Why<E> {
     Broke(E),
 }
 
-impl<E> Unread<E> {
-    /// What the layer did, or would do, with such a request.
+impl<E: 'static> Unread<E> {
+    /// What the layer would do with such a request.
     pub(crate) fn disposition(&self) -> Disposition {
-        match self.why {
+        match &self.why {
             Why::TooLarge => Disposition::TooLarge,
+            Why::Broke(error) if may_be_over_a_limit(error) => Disposition::TooLarge,
             Why::TooSlow | Why::Broke(_) => Disposition::Unreadable,
             Why::NoRoom => Disposition::Capacity,
         }
     }
 
-    /// What had been read, its room, and the body's own error if that is why.
-    pub(crate) fn into_parts(self) -> (Bytes, Room, Option<E>) {
-        let error = match self.why {
-            Why::Broke(error) => Some(error),
-            _ => None,
+    /// The body as it was, for whoever wants it all the same: what had been read of it, and then
+    /// its own error if that is why, else its rest.
+    pub(crate) fn into_body<B>(self, rest: Pin<Box<B>>) -> RequestBody<B>
+    where
+        E: Send + 'static,
+    {
+        let rest = match self.why {
+            Why::Broke(error) => Rest::Error(Some(Box::new(error))),
+            Why::TooLarge | Why::TooSlow | Why::NoRoom => Rest::More(rest),
         };
-        (self.data, self.room, error)
+        RequestBody::part(self.data, self.trailers, self.room, rest)
     }
 }
 
@@ -120,7 +127,10 @@ where
                 None => break None,
                 Some(Err(error)) => break Some(Why::Broke(error)),
                 Some(Ok(frame)) => {
-                    collected.push(frame.into_data().unwrap_or_default());
+                    match frame.into_data() {
+                        Ok(data) => collected.push(data),
+                        Err(frame) => trailers = frame.into_trailers().ok(),
+                    }
                     break Some(Why::TooSlow);
                 }
             },
@@ -162,7 +172,7 @@ where
     let data = collected.finish();
     match why {
         None => Ok(Intake { body: data, trailers, room }),
-        Some(why) => Err(Unread { why, data, room }),
+        Some(why) => Err(Unread { why, data, trailers, room }),
     }
 }
 
@@ -217,4 +227,14 @@ fn is_over_a_limit(error: &(dyn Error + 'static)) -> bool {
         next = error.source();
     }
     false
+}
+
+/// The same of an error that is still needed, and so cannot be turned into a boxed one: that of the
+/// bodies in use is known.
+fn may_be_over_a_limit(error: &dyn Any) -> bool {
+    #[cfg(feature = "axum")]
+    if let Some(error) = error.downcast_ref::<::axum::Error>() {
+        return is_over_a_limit(error);
+    }
+    error.downcast_ref::<BoxError>().is_some_and(|error| is_over_a_limit(&**error))
 }

@@ -279,7 +279,7 @@ impl Inside {
         parts.extensions.get::<Self>().is_some_and(|inside| inside.0.contains(&id))
     }
 
-    fn add(extensions: &mut http::Extensions, id: OperationId) {
+    pub(crate) fn add(extensions: &mut http::Extensions, id: OperationId) {
         extensions.get_or_insert_with(|| Self(Vec::with_capacity(1))).0.push(id);
     }
 }

@@ -135,7 +135,7 @@ impl IdempotencyLayer {
     /// no key; what is [invalid](crate::InvalidKey) is refused with 400. Replaces
     /// [`key_header`](Self::key_header), and is replaced by it.
     ///
-    /// A panic in it goes through to whoever polls the response; nothing is held by then.
+    /// A panic in it goes through to the caller; nothing is held by then.
     pub fn key<F>(self, key: F) -> Self
     where
         F: Fn(&Parts) -> Result<Option<IdempotencyKey>, InvalidKey> + Send + Sync + 'static,

@@ -134,7 +134,10 @@ impl<S> Idempotency<S> {
         let Some(slot) = guard.enter(&parts) else {
             let refusal = Refusal::ceiling();
             return match mode {
-                Mode::Shadow => self.pass(refusal.disposition(), Request::from_parts(parts, body)),
+                Mode::Shadow => {
+                    parts.extensions.insert(guard.empty_slot());
+                    self.pass(refusal.disposition(), Request::from_parts(parts, body))
+                }
                 _ => self.refuse(refusal),
             };
         };

@@ -29,7 +29,8 @@ pub enum Mode {
     /// It only watches: entries and dispositions are as they would be, but nothing is refused or
     /// replayed and every request runs. For a first look at real traffic.
     Shadow,
-    /// No: every request passes through unprotected.
+    /// No: every request passes through unprotected, and handlers find no key, no handle and no
+    /// slot.
     Off,
 }
 

@@ -9,11 +9,12 @@ use tower_service::Service;
 
 use crate::{
     BoxError,
-    body::{RequestBody, ResponseBody, Rest},
+    body::{RequestBody, ResponseBody},
     disposition::Disposition,
     engine::{Decision, InFlight, Progress, Wanted},
     handle::Handle,
     intake::{self, Intake},
+    key::IdempotencyKey,
     journey::{Inside, Journey, known, permit, release, run},
     operation::OperationId,
     record::Stored,
@@ -35,7 +36,7 @@ where
     R::Error: Send + 'static,
 {
     let Journey { settings, inner, runtime, key, request } = journey;
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let pass = async |disposition, inner: S, parts, body| {
         settings.dispositions.count(disposition);
         let request = Request::from_parts(parts, body);
@@ -43,6 +44,7 @@ where
     };
 
     let Some(scope) = (settings.scope)(&parts) else {
+        parts.extensions.insert(key);
         let body = RequestBody::untouched(body);
         return pass(Disposition::RejectedScope, inner, parts, body).await;
     };
@@ -61,7 +63,7 @@ where
     let known = match stopped {
         Ok(known) => known,
         Err(disposition) => {
-            let parts = unclaimed(&settings, id, parts);
+            let parts = unclaimed(&settings, id, key, parts);
             return pass(disposition, inner, parts, RequestBody::untouched(body)).await;
         }
     };
@@ -74,13 +76,8 @@ where
         Ok(intake) => intake,
         Err(unread) => {
             let disposition = unread.disposition();
-            let (data, room, error) = unread.into_parts();
-            let rest = match error {
-                None => Rest::More(body),
-                Some(error) => Rest::Error(Some(Box::new(error))),
-            };
-            let parts = unclaimed(&settings, id, parts);
-            return pass(disposition, inner, parts, RequestBody::part(data, room, rest)).await;
+            let parts = unclaimed(&settings, id, key, parts);
+            return pass(disposition, inner, parts, unread.into_body(body)).await;
         }
     };
     let fingerprint = making.finish(&parts, &body, trailers.as_ref(), known);
@@ -110,13 +107,19 @@ where
         Ok(Decision::Full { .. }) => Disposition::Capacity,
         Err(_) => Disposition::StoreUnavailable,
     };
-    let parts = unclaimed(&settings, id, parts);
+    let parts = unclaimed(&settings, id, key, parts);
     pass(disposition, inner, parts, body).await
 }
 
-/// Gives a request that runs beside the entry of its operation a handle that is not that entry's.
-fn unclaimed(settings: &Settings, id: OperationId, mut parts: Parts) -> Parts {
+/// Gives a request that runs beside the entry of its operation what a handler may ask for: the key,
+/// a handle that is not that entry's, and a slot without a permit.
+fn unclaimed(settings: &Settings, id: OperationId, key: IdempotencyKey, mut parts: Parts) -> Parts {
     let progress = Progress::unclaimed(&settings.engine, id);
+    Inside::add(&mut parts.extensions, id);
     parts.extensions.insert(Handle::new(&progress.into(), None));
+    parts.extensions.insert(key);
+    if let Some(guard) = &settings.guard {
+        parts.extensions.insert(guard.empty_slot());
+    }
     parts
 }
