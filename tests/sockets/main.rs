@@ -14,6 +14,7 @@ mod hostile;
 mod http2;
 mod hyper_example;
 mod keys;
+mod lab_fidelity;
 mod looking_in;
 mod races;
 mod retention;

@@ -29,6 +29,19 @@ impl Post {
             .with("idempotency-key", "k")
     }
 
+    /// To a route of the lab, with its query.
+    pub(crate) fn lab(path: &str) -> Self {
+        Self::to(path).with("authorization", "Bearer alice").with("idempotency-key", "k")
+    }
+
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    pub(crate) fn headers(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.headers.iter().map(|(name, value)| (&name[..], &value[..]))
+    }
+
     /// Adds a line, whatever is there already.
     pub(crate) fn with(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
         self.headers.push((name.to_owned(), value.as_ref().to_owned()));
@@ -81,11 +94,24 @@ impl Post {
 
     /// The whole request, its body in these chunks.
     pub(crate) fn chunks<'a>(&self, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+        self.chunks_and_trailers(chunks, &[])
+    }
+
+    /// The whole request, its body in these chunks, and trailers behind it.
+    pub(crate) fn chunks_and_trailers<'a>(
+        &self,
+        chunks: impl IntoIterator<Item = &'a [u8]>,
+        trailers: &[(&str, &str)],
+    ) -> Vec<u8> {
         let mut request = self.clone().with("transfer-encoding", "chunked").head();
         for data in chunks {
             request.extend(chunk(data));
         }
-        request.extend(b"0\r\n\r\n");
+        request.extend(b"0\r\n");
+        for (name, value) in trailers {
+            request.extend(format!("{name}: {value}\r\n").bytes());
+        }
+        request.extend(b"\r\n");
         request
     }
 }
@@ -112,6 +138,8 @@ pub(crate) enum Framing {
     None,
     Length(usize),
     Chunked,
+    /// By HTTP/2's own means.
+    Http2,
 }
 
 /// An answer, read whole.
@@ -162,6 +190,14 @@ impl Answer {
         let mut answer = self.clone();
         answer.headers.retain(|(name, _)| name != "date" && name != "idempotent-replayed");
         answer.headers.sort();
+        answer
+    }
+
+    /// What it says, whichever way it came: all that a replay over any version has to repeat.
+    pub(crate) fn content(&self) -> Self {
+        let mut answer = self.lasting();
+        answer.headers.retain(|(name, _)| name != "content-length" && name != "transfer-encoding");
+        answer.framing = Framing::None;
         answer
     }
 
@@ -277,8 +313,41 @@ impl Connection {
         }
     }
 
+    /// Reads the head of an answer, whose body is still to come.
+    #[track_caller]
+    pub(crate) fn answer_head(&mut self) -> impl Future<Output = Answer> + '_ {
+        let caller = std::panic::Location::caller();
+        async move {
+            let head = self.try_head().await;
+            head.unwrap_or_else(|cut| panic!("no answer: {cut:?}, at {caller}"))
+        }
+    }
+
+    /// Reads one more chunk of an answer's body, from an answer that is chunked and goes on.
+    #[track_caller]
+    pub(crate) fn next_chunk(&mut self) -> impl Future<Output = Vec<u8>> + '_ {
+        let caller = std::panic::Location::caller();
+        async move {
+            let mut data = Vec::new();
+            let more = self.chunk(&mut data).await;
+            assert_eq!(more, Some(true), "the answer is over, at {caller}");
+            data
+        }
+    }
+
     /// Reads one whole answer, or finds the connection cut. What is no HTTP/1.1 fails the test.
     pub(crate) async fn try_answer(&mut self) -> Result<Answer, Cut> {
+        let mut answer = self.try_head().await?;
+        let whole = match answer.framing {
+            Framing::None => Some(()),
+            Framing::Length(length) => self.data(length, &mut answer.body).await,
+            Framing::Chunked => self.rest_of(&mut answer).await,
+            Framing::Http2 => unreachable!("this is HTTP/1.1"),
+        };
+        whole.map_or(Err(Cut::Within { body: answer.body.len() }), |()| Ok(answer))
+    }
+
+    async fn try_head(&mut self) -> Result<Answer, Cut> {
         let Some(status_line) = self.line().await else {
             assert!(self.read.is_empty(), "a cut within the status line");
             return Err(Cut::Before);
@@ -286,28 +355,26 @@ impl Connection {
         let status = status(&status_line);
         let headers = self.fields().await.ok_or(Cut::Within { body: 0 })?;
         let framing = framing(status, &headers);
-        let mut answer =
-            Answer { status, headers, framing, body: Vec::new(), trailers: Vec::new() };
-        let whole = match framing {
-            Framing::None => Some(()),
-            Framing::Length(length) => self.data(length, &mut answer.body).await,
-            Framing::Chunked => self.chunked(&mut answer).await,
-        };
-        whole.map_or(Err(Cut::Within { body: answer.body.len() }), |()| Ok(answer))
+        Ok(Answer { status, headers, framing, body: Vec::new(), trailers: Vec::new() })
     }
 
-    async fn chunked(&mut self, answer: &mut Answer) -> Option<()> {
-        loop {
-            let size = self.line().await?;
-            assert!(size.bytes().all(|digit| digit.is_ascii_hexdigit()), "{size:?}");
-            match usize::from_str_radix(&size, 16).expect("a chunk's size") {
-                0 => break,
-                size => self.data(size, &mut answer.body).await?,
-            }
-            assert_eq!(self.line().await?, "", "a chunk ends with its line");
-        }
+    /// Reads all that is missing of a chunked answer.
+    pub(crate) async fn rest_of(&mut self, answer: &mut Answer) -> Option<()> {
+        while self.chunk(&mut answer.body).await? {}
         answer.trailers = self.fields().await?;
         Some(())
+    }
+
+    /// Reads one chunk; false if it is the one that says that there are no more.
+    async fn chunk(&mut self, into: &mut Vec<u8>) -> Option<bool> {
+        let size = self.line().await?;
+        assert!(size.bytes().all(|digit| digit.is_ascii_hexdigit()), "{size:?}");
+        let size = usize::from_str_radix(&size, 16).expect("a chunk's size");
+        if size > 0 {
+            self.data(size, into).await?;
+            assert_eq!(self.line().await?, "", "a chunk ends with its line");
+        }
+        Some(size > 0)
     }
 
     /// Header or trailer fields, to the empty line that ends them.

@@ -10,7 +10,7 @@ use hyper::{body::Incoming, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::{net::TcpStream, sync::mpsc};
 
-use super::within;
+use super::{Answer, Post, http1::Framing, within};
 
 pub(crate) type Upload = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -39,6 +39,24 @@ pub(crate) fn run(addr: SocketAddr, body: Upload) -> Request<Upload> {
         .unwrap()
 }
 
+/// The same request as over HTTP/1.1, with this body.
+pub(crate) fn request(addr: SocketAddr, post: &Post, body: Upload) -> Request<Upload> {
+    let mut request = Request::post(format!("http://{addr}{}", post.path()));
+    for (name, value) in post.headers().filter(|(name, _)| *name != "host") {
+        request = request.header(name, value);
+    }
+    request.body(body).unwrap()
+}
+
+/// A body that is all there, and trailers behind it.
+pub(crate) fn with_trailers(data: &'static str, trailers: &[(&'static str, &str)]) -> Upload {
+    let mut map = HeaderMap::new();
+    for (name, value) in trailers {
+        map.append(*name, value.parse().unwrap());
+    }
+    Full::from(data).with_trailers(async { Some(Ok(map)) }).boxed_unsync()
+}
+
 /// An answer, read whole.
 #[derive(Debug, Clone)]
 pub(crate) struct Reply {
@@ -56,6 +74,21 @@ impl Reply {
         let trailers = body.trailers().cloned();
         let (status, headers) = (parts.status.as_u16(), parts.headers);
         Ok(Self { status, headers, body: body.to_bytes(), trailers })
+    }
+
+    /// The same, as the HTTP/1.1 client would put it.
+    pub(crate) fn into_answer(self) -> Answer {
+        let lines = |headers: &HeaderMap| {
+            let lines = headers.iter();
+            lines.map(|(name, value)| (name.to_string(), value.as_bytes().to_vec())).collect()
+        };
+        Answer {
+            status: self.status,
+            headers: lines(&self.headers),
+            framing: Framing::Http2,
+            body: self.body.to_vec(),
+            trailers: self.trailers.as_ref().map(lines).unwrap_or_default(),
+        }
     }
 
     pub(crate) fn is_replay(&self) -> bool {
@@ -100,9 +133,16 @@ impl Http2 {
         Self(sender)
     }
 
+    /// Sends a request and reads the head of its answer.
+    pub(crate) async fn open(
+        &self,
+        request: Request<Upload>,
+    ) -> Result<Response<Incoming>, hyper::Error> {
+        within(self.0.clone().send_request(request)).await
+    }
+
     pub(crate) async fn try_send(&self, request: Request<Upload>) -> Result<Reply, hyper::Error> {
-        let response = within(self.0.clone().send_request(request)).await?;
-        Reply::read(response).await
+        Reply::read(self.open(request).await?).await
     }
 
     #[track_caller]

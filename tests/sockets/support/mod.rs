@@ -1,9 +1,11 @@
 //! What the tests share: an example started as a process ([`server`]), a strict HTTP/1.1 client
-//! ([`http1`]), one HTTP/2 connection ([`http2`]), and polls with a deadline.
+//! ([`http1`]), one HTTP/2 connection ([`http2`]), the same request over either ([`versions`]), and
+//! polls with a deadline.
 
 pub(crate) mod http1;
 pub(crate) mod http2;
 pub(crate) mod server;
+pub(crate) mod versions;
 
 use std::{future::Future, time::Duration};
 
@@ -11,6 +13,7 @@ use tokio::time::Instant;
 
 pub(crate) use http1::{Answer, Connection, Post, get};
 pub(crate) use server::Server;
+pub(crate) use versions::{VERSIONS, Version};
 
 /// Longer than anything takes that works.
 pub(crate) const GENEROUS: Duration = Duration::from_secs(60);

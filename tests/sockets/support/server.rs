@@ -13,10 +13,32 @@ use tokio::{
     process::{Child, Command},
 };
 
-use super::{Answer, Connection, get, within};
+use super::{Answer, Connection, eventually, get, within};
 
 /// What the examples read from the environment: the tests' own is not passed on.
-const SETTINGS: [&str; 6] = ["ADDR", "CAPACITY", "MAX_RUNS", "RUN_SECONDS", "STORE", "TTL_SECONDS"];
+const SETTINGS: [&str; 20] = [
+    "ADDR",
+    "CAPACITY",
+    "MAX_RUNS",
+    "RUN_SECONDS",
+    "STORE",
+    "TTL_SECONDS",
+    // The lab's own.
+    "PRESET",
+    "ON_FAILURE",
+    "IN_FLIGHT",
+    "WAIT_MS",
+    "REQUIRED",
+    "REQUEST_LIMIT",
+    "RESPONSE_LIMIT",
+    "STORED_BYTES",
+    "BUFFERED_BYTES",
+    "SCOPE_SHARE",
+    "MODE",
+    "ON_LEAVE",
+    "FINISH_WITHIN_MS",
+    "BODY_IDLE_MS",
+];
 
 pub(crate) struct Server {
     process: Child,
@@ -27,6 +49,11 @@ impl Server {
     /// Starts `examples/server.rs` with these settings.
     pub(crate) async fn start(settings: &[(&str, &str)]) -> Self {
         Self::start_example("server", settings).await
+    }
+
+    /// Starts `examples/lab.rs` with these settings.
+    pub(crate) async fn lab(settings: &[(&str, &str)]) -> Self {
+        Self::start_example("lab", settings).await
     }
 
     /// Starts an example and waits until it says where it listens.
@@ -66,6 +93,20 @@ impl Server {
 
     pub(crate) async fn live_entries(&self) -> u64 {
         self.json("/debug/idempotency").await["live_entries"].as_u64().unwrap()
+    }
+
+    /// How often the lab's handler ran for `path`, its query included.
+    pub(crate) async fn executions(&self, path: &str) -> u64 {
+        self.json("/lab/executions").await[path].as_u64().unwrap_or(0)
+    }
+
+    /// Waits until the lab's handler has begun to run for `path` so often.
+    pub(crate) async fn has_run(&self, path: &str, times: u64) {
+        eventually(async || (self.executions(path).await == times).then_some(())).await;
+    }
+
+    pub(crate) async fn in_flight(&self) -> u64 {
+        self.json("/debug/idempotency").await["in_flight"].as_u64().unwrap()
     }
 
     /// How often the layer did `disposition`.
@@ -112,6 +153,8 @@ fn command(example: &str, settings: &[(&str, &str)]) -> Command {
     for name in SETTINGS {
         command.env_remove(name);
     }
+    // Panics are what some tests ask for.
+    command.env_remove("RUST_BACKTRACE");
     command.env("ADDR", "127.0.0.1:0").envs(settings.iter().copied());
     command.stdin(Stdio::null()).kill_on_drop(true);
     command
@@ -130,8 +173,10 @@ fn built(example: &str) -> PathBuf {
         panic!("the example {example:?} is not built, {} is not there: {HINT}", path.display());
     };
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let source = package.join("examples").join(example).with_extension("rs");
-    let changed = last_change(&source).max(last_change(&package.join("src")));
+    let examples = package.join("examples");
+    let source = examples.join(example).with_extension("rs");
+    let sources = [source, examples.join("common"), package.join("src")];
+    let changed = sources.iter().filter_map(|path| last_change(path)).max();
     assert!(changed <= Some(built), "the example {example:?} is older than its source: {HINT}");
     path
 }
