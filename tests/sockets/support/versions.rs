@@ -1,9 +1,12 @@
 //! The same request over HTTP/1.1 or HTTP/2, for what is the same over both.
 
+use http_body_util::BodyExt;
+
 use super::{
-    Answer, Post, Server,
+    Answer, Connection, Post, Server,
     http1::Cut,
-    http2::{self, Http2},
+    http2::{self, Http2, Reply},
+    within,
 };
 
 /// How a request goes, and its answer comes.
@@ -50,9 +53,63 @@ impl Version {
                 let body = http2::whole(body.as_ref().to_vec());
                 let request = http2::request(server.addr, post, body);
                 let response = connection.open(request).await.map_err(|_| Cut::Before)?;
-                let reply = http2::Reply::read(response).await;
+                let reply = Reply::read(response).await;
                 // How much had come is not looked at here.
-                reply.map(http2::Reply::into_answer).map_err(|_| Cut::Within { body: 0 })
+                reply.map(Reply::into_answer).map_err(|_| Cut::Within { body: 0 })
+            }
+        }
+    }
+
+    /// Sends one request over a connection of its own, and reads the head of its answer. Dropped,
+    /// its client has left.
+    pub(crate) async fn open(self, server: &Server, post: &Post, body: &str) -> Coming {
+        match self {
+            Self::Http1 => {
+                let mut connection = server.connect().await;
+                connection.write(post.body(body)).await;
+                let head = connection.answer_head().await;
+                Coming::Http1 { connection, head }
+            }
+            Self::Http2 => {
+                let connection = Http2::connect(server.addr).await;
+                let body = http2::whole(body.to_owned());
+                let request = http2::request(server.addr, post, body);
+                Coming::Http2 { response: connection.open(request).await.unwrap(), connection }
+            }
+        }
+    }
+}
+
+/// An answer on its way.
+pub(crate) enum Coming {
+    Http1 { connection: Connection, head: Answer },
+    Http2 { response: http::Response<hyper::body::Incoming>, connection: Http2 },
+}
+
+impl Coming {
+    /// The next data of its body.
+    pub(crate) async fn next(&mut self) -> String {
+        let data = match self {
+            Self::Http1 { connection, .. } => connection.next_chunk().await,
+            Self::Http2 { response, .. } => {
+                let frame = within(response.body_mut().frame()).await.expect("it goes on");
+                frame.unwrap().into_data().expect("data").to_vec()
+            }
+        };
+        String::from_utf8(data).unwrap()
+    }
+
+    /// What is left of it, as one answer.
+    pub(crate) async fn rest(self) -> Answer {
+        match self {
+            Self::Http1 { mut connection, mut head } => {
+                connection.rest_of(&mut head).await.expect("it is not cut");
+                head
+            }
+            Self::Http2 { response, connection } => {
+                let reply = Reply::read(response).await.unwrap();
+                drop(connection);
+                reply.into_answer()
             }
         }
     }
