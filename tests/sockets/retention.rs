@@ -1,11 +1,16 @@
 //! A record lives as long as it is to, and the run that it points to at least as long.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use crate::support::{Post, Server, eventually, get};
 
 #[tokio::test]
 async fn after_its_retention_a_key_is_new_work_and_the_old_run_is_forgotten() {
     let server = Server::start(&[("TTL_SECONDS", "1"), ("RUN_SECONDS", "0")]).await;
     let request = Post::run().body(r#"{"input": "hello"}"#);
+    let before = Instant::now();
     let first = server.send(&request).await;
     let id = first.run_id();
     let second = eventually(async || {
@@ -19,6 +24,7 @@ async fn after_its_retention_a_key_is_new_work_and_the_old_run_is_forgotten() {
     })
     .await;
     assert_ne!(second.run_id(), id);
+    assert!(before.elapsed() >= Duration::from_secs(1), "it did not live as long as it was to");
     assert_eq!(server.started().await, 2, "started runs are counted for ever");
 
     let path = format!("/v1/runs/{id}");

@@ -1,29 +1,28 @@
 //! A server that is asked to stop finishes what it has begun.
 #![cfg(unix)]
 
-use tokio::net::TcpStream;
-
-use crate::support::{Post, Server, eventually};
+use crate::support::{Post, Server, get, http1::Cut};
 
 async fn assert_finishes_what_it_has_begun(example: &str, request: Post, body: &str, status: u16) {
     for signal in ["TERM", "INT"] {
         let mut server = Server::start_example(example, &[]).await;
         let mut idle = server.connect().await;
+        idle.write(get("/")).await;
+        idle.answer().await;
         let mut connection = server.connect().await;
         connection.write(request.head_expecting(body.len())).await;
         connection.go_on().await;
         connection.write(&body[..1]).await;
 
         server.signal(signal).await;
-        // It takes no new connections any more, so it has heard the signal.
-        let addr = server.addr;
-        eventually(async || TcpStream::connect(addr).await.is_err().then_some(())).await;
+        // It ends the connections that nothing is under way on, so it has heard the signal.
+        assert_eq!(idle.try_answer().await, Err(Cut::Before));
         connection.write(&body[1..]).await;
         let answer = connection.answer().await;
         assert_eq!(answer.status, status, "{answer:?}");
         assert_eq!(connection.rest().await, b"");
-        assert!(idle.try_answer().await.is_err());
-        assert!(server.ended().await.success(), "{example} {signal}");
+        let ended = server.ended().await;
+        assert!(ended.success(), "{example} {signal}: {ended}");
     }
 }
 

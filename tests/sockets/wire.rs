@@ -6,17 +6,19 @@ use std::{
     error::Error,
     fmt,
     net::SocketAddr,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
 use futures_util::stream;
 use http::{HeaderMap, Request, Response, StatusCode};
-use http_body::Frame;
+use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
 use hyper_util::{
@@ -56,6 +58,9 @@ impl Error for Broken {}
 fn never(never: Infallible) -> Broken {
     match never {}
 }
+
+/// A date that the server itself would not send.
+const LONG_AGO: &str = "Thu, 01 Jan 1970 00:00:00 GMT";
 
 /// The largest response that the site records.
 const LIMIT: usize = 1000;
@@ -175,6 +180,7 @@ async fn handle(
             .header("set-cookie", "session=secret")
             .header("www-authenticate", "Bearer")
             .header("x-request-id", "1")
+            .header("date", LONG_AGO)
             .header("connection", "x-hop")
             .header("x-hop", "1")
             .body(text("a,b\n")),
@@ -198,6 +204,10 @@ async fn handle(
             answer.header("trailer", "x-checksum").body(body.map_err(never).boxed_unsync())
         }
         "/broken" => answer.body(frames([Ok("hello"), Err(Broken)])),
+        "/broken-known" => {
+            let body = KnownLength { body: frames([Ok("hello"), Err(Broken)]), length: 10 };
+            answer.body(body.boxed_unsync())
+        }
         "/broken-length" => {
             answer.header("content-length", 10).body(frames([Ok("hello"), Err(Broken)]))
         }
@@ -220,6 +230,28 @@ async fn handle(
 fn frames<const N: usize>(frames: [Result<&'static str, Broken>; N]) -> Body {
     let frames = frames.map(|frame| frame.map(|data| Frame::data(Bytes::from(data))));
     StreamBody::new(stream::iter(frames)).boxed_unsync()
+}
+
+/// A body that knows its length, and no more than another whether it gets there.
+struct KnownLength {
+    body: Body,
+    length: u64,
+}
+
+impl http_body::Body for KnownLength {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.length)
+    }
 }
 
 fn post(path: &str) -> Post {
@@ -301,7 +333,8 @@ async fn a_replay_has_all_header_lines_but_those_of_one_exchange() {
     assert_eq!(again.lasting(), expected.lasting());
     assert_eq!(again.lines("link"), ["<a>; rel=next", "<b>; rel=prev"]);
     assert_eq!(again.headers.iter().find(|(name, _)| name == "x-latin").unwrap().1, b"caf\xe9");
-    assert_eq!((again.lines("date").len(), again.lines("idempotent-replayed").len()), (1, 1));
+    assert_eq!(first.header("date"), Some(LONG_AGO));
+    assert_ne!(again.header("date").expect("a date of its own"), LONG_AGO);
 }
 
 #[tokio::test]
@@ -356,7 +389,7 @@ async fn a_body_of_unknown_or_too_great_length_comes_whole_and_is_not_done_again
 
 #[tokio::test]
 async fn a_body_that_breaks_is_a_cut_for_its_client_and_no_record() {
-    for path in ["/broken", "/broken-length", "/broken-large"] {
+    for path in ["/broken", "/broken-known", "/broken-length", "/broken-large"] {
         let site = Site::start().await;
         for call in 1..=2 {
             let mut connection = site.connect().await;
