@@ -11,7 +11,7 @@ use tower_layer::Layer;
 use crate::{
     buffer::Buffer,
     disposition::Dispositions,
-    engine::{Detached, InFlight, OnFailure, OnLeave, assert_longer_than_zero},
+    engine::{Detached, InFlight, OnFailure, OnLeave, assert_longer_than_zero, assert_waiters},
     fingerprint::Fingerprint,
     guard::{Ceiling, Guard, Permit},
     key::{IdempotencyKey, InvalidKey},
@@ -352,11 +352,7 @@ impl IdempotencyLayer {
     /// If one is zero (that is [`InFlight::Reject`]), or the first is larger than the second.
     #[track_caller]
     pub fn waiters(self, per_operation: usize, in_all: usize) -> Self {
-        assert!(per_operation > 0, "waiters: has to be more than 0 per operation");
-        assert!(
-            per_operation <= in_all,
-            "waiters: {per_operation} per operation are more than {in_all} in all"
-        );
+        assert_waiters(per_operation, in_all);
         self.set(|settings| {
             settings.engine.rules.waiters_per_operation = per_operation;
             settings.engine.rules.waiters = in_all;

@@ -119,6 +119,15 @@ pub(crate) fn assert_longer_than_zero(setting: &str, time: Duration) {
     assert!(!time.is_zero(), "{setting}: has to be longer than zero");
 }
 
+#[track_caller]
+pub(crate) fn assert_waiters(per_operation: usize, in_all: usize) {
+    assert!(per_operation > 0, "waiters: has to be more than 0 per operation");
+    assert!(
+        per_operation <= in_all,
+        "waiters: {per_operation} per operation are more than {in_all} in all"
+    );
+}
+
 /// One execution per operation, for any async function: the engine that
 /// [`IdempotencyLayer`](crate::IdempotencyLayer) is a client of, without HTTP.
 ///

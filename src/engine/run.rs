@@ -7,7 +7,7 @@ use tokio::runtime::Handle as Runtime;
 
 use super::{
     Decision, Engine, InFlight, OnFailure, OnLeave, OwnedClaim, Settlement, Wanted,
-    assert_longer_than_zero,
+    assert_longer_than_zero, assert_waiters,
     execute::{HandOver, catch},
 };
 use crate::{
@@ -32,8 +32,9 @@ impl Operation {
         })
     }
 
-    /// Says what is asked for, so that the same key for something else is a conflict. Without it,
-    /// whoever repeats the key gets the first value.
+    /// Says what is asked for, so that the same key for something else is a conflict; and to say it
+    /// at one call and not at another is something else. Where it is said at none, whoever repeats
+    /// the key gets the first value.
     #[must_use]
     pub fn asking_for(mut self, fingerprint: Fingerprint) -> Self {
         self.0.fingerprint = fingerprint;
@@ -209,7 +210,8 @@ impl<V: 'static> Engine<V> {
         self
     }
 
-    /// What a repeat does while the first execution is running. Default: it waits up to 10 seconds.
+    /// What a repeat does while the first execution is running. Default: it waits up to 10
+    /// seconds, with not too many [others](Self::waiters).
     ///
     /// # Panics
     ///
@@ -223,6 +225,21 @@ impl<V: 'static> Engine<V> {
         }
         self.rules.in_flight = in_flight;
         self.rules.validate();
+        self
+    }
+
+    /// How many repeats may wait, for one operation and in all; further ones are told
+    /// [`RunError::InProgress`] at once. Default: 16 and 1,024.
+    ///
+    /// # Panics
+    ///
+    /// If one is zero (that is [`InFlight::Reject`]), or the first is larger than the second.
+    #[must_use]
+    #[track_caller]
+    pub fn waiters(mut self, per_operation: usize, in_all: usize) -> Self {
+        assert_waiters(per_operation, in_all);
+        self.rules.waiters_per_operation = per_operation;
+        self.rules.waiters = in_all;
         self
     }
 

@@ -11,6 +11,7 @@ mod capacity;
 mod conflict;
 mod dispositions;
 mod drain;
+mod engine;
 mod failure;
 mod guard;
 mod handle;

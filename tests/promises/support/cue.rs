@@ -48,17 +48,40 @@ pub enum Cue {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transaction(pub &'static str);
 
-#[derive(Clone, Default)]
-pub struct CueStore {
-    pub memory: MemoryStore<StoredResponse>,
+pub struct CueStore<V: 'static = StoredResponse> {
+    pub memory: MemoryStore<V>,
     cues: Arc<Mutex<HashMap<Call, Cue>>>,
     calls: Arc<Mutex<Vec<Call>>>,
     /// The claims that were not settled.
-    kept: Arc<Mutex<Vec<Box<dyn Claim<StoredResponse>>>>>,
+    kept: Arc<Mutex<Vec<Box<dyn Claim<V>>>>>,
     lookup_is_dear: bool,
 }
 
-impl CueStore {
+impl<V: Clone + Send + Sync + 'static> Default for CueStore<V> {
+    fn default() -> Self {
+        Self {
+            memory: MemoryStore::new(),
+            cues: Arc::default(),
+            calls: Arc::default(),
+            kept: Arc::default(),
+            lookup_is_dear: false,
+        }
+    }
+}
+
+impl<V> Clone for CueStore<V> {
+    fn clone(&self) -> Self {
+        Self {
+            memory: self.memory.clone(),
+            cues: Arc::clone(&self.cues),
+            calls: Arc::clone(&self.calls),
+            kept: Arc::clone(&self.kept),
+            lookup_is_dear: self.lookup_is_dear,
+        }
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> CueStore<V> {
     /// One whose look-up is as dear as a claim.
     pub fn remote() -> Self {
         Self { lookup_is_dear: true, ..Self::default() }
@@ -113,13 +136,13 @@ fn failure() -> StoreError {
     StoreError::new("secret-store-address refused the connection")
 }
 
-impl fmt::Debug for CueStore {
+impl<V> fmt::Debug for CueStore<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CueStore").finish_non_exhaustive()
     }
 }
 
-impl Store<StoredResponse> for CueStore {
+impl<V: Clone + Send + Sync + 'static> Store<V> for CueStore<V> {
     fn lookup(&self, id: OperationId) -> StoreFuture<Option<Fingerprint>> {
         let memory = self.memory.clone();
         self.answer(Call::Lookup, move || memory.lookup(id))
@@ -129,7 +152,7 @@ impl Store<StoredResponse> for CueStore {
         !self.lookup_is_dear
     }
 
-    fn claim(&self, request: ClaimRequest) -> StoreFuture<ClaimReply<StoredResponse>> {
+    fn claim(&self, request: ClaimRequest) -> StoreFuture<ClaimReply<V>> {
         let store = self.clone();
         self.answer(Call::Claim, move || {
             StoreFuture::new(async move {
@@ -159,16 +182,16 @@ impl Store<StoredResponse> for CueStore {
     }
 }
 
-struct CueClaim {
-    claim: Option<Box<dyn Claim<StoredResponse>>>,
-    store: CueStore,
+struct CueClaim<V: 'static> {
+    claim: Option<Box<dyn Claim<V>>>,
+    store: CueStore<V>,
 }
 
-impl CueClaim {
+impl<V: Clone + Send + Sync + 'static> CueClaim<V> {
     fn settle(
         mut self,
         call: Call,
-        settle: impl FnOnce(Box<dyn Claim<StoredResponse>>) -> StoreFuture<Ownership> + Send + 'static,
+        settle: impl FnOnce(Box<dyn Claim<V>>) -> StoreFuture<Ownership> + Send + 'static,
     ) -> StoreFuture<Ownership> {
         let claim = self.claim.take().unwrap();
         let cue = self.store.cues.lock().unwrap().get(&call).cloned();
@@ -183,7 +206,7 @@ impl CueClaim {
     }
 }
 
-impl Claim<StoredResponse> for CueClaim {
+impl<V: Clone + Send + Sync + 'static> Claim<V> for CueClaim<V> {
     fn attempt(&self) -> u32 {
         self.claim.as_ref().unwrap().attempt()
     }
@@ -192,12 +215,12 @@ impl Claim<StoredResponse> for CueClaim {
         extensions.insert(Transaction("begun"));
     }
 
-    fn complete(self: Box<Self>, completion: Completion<StoredResponse>) -> StoreFuture<Ownership> {
+    fn complete(self: Box<Self>, completion: Completion<V>) -> StoreFuture<Ownership> {
         (*self).settle(Call::Complete, move |claim| claim.complete(completion))
     }
 
     fn release(self: Box<Self>) -> StoreFuture<Ownership> {
-        (*self).settle(Call::Release, <dyn Claim<StoredResponse>>::release)
+        (*self).settle(Call::Release, <dyn Claim<V>>::release)
     }
 
     fn hold(self: Box<Self>, retention: Duration) -> StoreFuture<Ownership> {
