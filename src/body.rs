@@ -5,6 +5,7 @@ use std::{
     any::Any,
     fmt,
     pin::Pin,
+    sync::{Mutex, PoisonError},
     task::{Context, Poll},
 };
 
@@ -69,7 +70,12 @@ pin_project! {
 pub(crate) enum Rest<B> {
     More(Pin<Box<B>>),
     /// A `B::Error`. It is erased so that users who name a `RequestBody<B>` need not say `B: Body`.
-    Error(Option<Box<dyn Any + Send>>),
+    Error(Mutex<Option<Box<dyn Any + Send>>>),
+}
+
+/// Takes what is in a mutex that is there only to make it `Sync`.
+fn taken<T>(mutex: &mut Mutex<Option<T>>) -> Option<T> {
+    mutex.get_mut().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 impl<B> RequestBody<B> {
@@ -114,7 +120,7 @@ impl<B: Body<Data = Bytes> + 'static> Body for RequestBody<B> {
                     (Some(frame), _) => Poll::Ready(Some(Ok(frame))),
                     (None, Rest::More(body)) => body.as_mut().poll_frame(context),
                     (None, Rest::Error(error)) => {
-                        let error = error.take().and_then(|error| error.downcast().ok());
+                        let error = taken(error).and_then(|error| error.downcast().ok());
                         Poll::Ready(error.map(|error| Err(*error)))
                     }
                 }
@@ -130,7 +136,7 @@ impl<B: Body<Data = Bytes> + 'static> Body for RequestBody<B> {
                 whole.is_end_stream()
                     && match rest {
                         Rest::More(body) => body.is_end_stream(),
-                        Rest::Error(error) => error.is_none(),
+                        Rest::Error(_) => false,
                     }
             }
         }
@@ -168,6 +174,7 @@ pin_project! {
     enum ResponseKind<B: Body> {
         Inner { #[pin] body: B },
         Whole { whole: Whole },
+        Short { whole: Whole, declared: u64 },
         Broken { whole: Whole, error: Option<B::Error> },
         Followed { followed: Followed<B> },
     }
@@ -182,6 +189,13 @@ impl<B: Body> ResponseBody<B> {
     /// A body that is all there.
     pub(crate) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
         Self { kind: ResponseKind::Whole { whole: Whole { data, trailers } } }
+    }
+
+    /// A body that ended short of the length that it declared. It declares it still, so that
+    /// whoever sends it cuts the connection, and the caller sees that something is missing.
+    pub(crate) fn short(data: Bytes, declared: usize) -> Self {
+        let whole = Whole { data, trailers: None };
+        Self { kind: ResponseKind::Short { whole, declared: declared as u64 } }
     }
 
     /// What came of a body before it broke, and how it broke.
@@ -231,6 +245,10 @@ where
         match self.project().kind.project() {
             ResponseKindProject::Inner { body } => body.poll_frame(context),
             ResponseKindProject::Whole { whole } => Poll::Ready(whole.next_frame().map(Ok)),
+            ResponseKindProject::Short { whole, declared } => {
+                *declared -= whole.data.len() as u64;
+                Poll::Ready(whole.next_frame().map(Ok))
+            }
             ResponseKindProject::Broken { whole, error } => Poll::Ready(match whole.next_frame() {
                 Some(frame) => Some(Ok(frame)),
                 None => error.take().map(Err),
@@ -243,6 +261,8 @@ where
         match &self.kind {
             ResponseKind::Inner { body } => body.is_end_stream(),
             ResponseKind::Whole { whole } => whole.is_end_stream(),
+            // It is not: something is missing.
+            ResponseKind::Short { .. } => false,
             ResponseKind::Broken { whole, error } => whole.is_end_stream() && error.is_none(),
             ResponseKind::Followed { followed } => followed.is_end_stream(),
         }
@@ -252,6 +272,7 @@ where
         match &self.kind {
             ResponseKind::Inner { body } => body.size_hint(),
             ResponseKind::Whole { whole } => whole.size_hint(),
+            ResponseKind::Short { declared, .. } => SizeHint::with_exact(*declared),
             // How long it would have been is not known here; its own header may say.
             ResponseKind::Broken { .. } => SizeHint::new(),
             ResponseKind::Followed { followed } => followed.size_hint(),

@@ -2,23 +2,23 @@
 //! response for the caller, its claim settled, or (if its length is unknown or too large) about to
 //! be settled as the body goes by ([`follow`](crate::follow)).
 
-use std::{future::poll_fn, pin::Pin, sync::Arc};
+use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll};
 
 use bytes::Bytes;
-use http::{HeaderMap, Response};
+use http::{HeaderMap, Response, header::TRAILER};
 use http_body::{Body, Frame};
 
 use crate::{
     body::ResponseBody,
     collect::{Collected, declared_length},
     engine::{
-        Settlement,
+        Settlement, at_once,
         execute::{Panic, catch_poll},
     },
     executing::Executing,
     follow::{Follow, Followed, Head},
     headers::{HeaderPolicy, REPLAYED},
-    outcome::{Answered, RecordPolicy, RetainFor, Verdict},
+    outcome::{Answered, Outcome, RecordPolicy, RetainFor, Verdict},
     record::StoredResponse,
 };
 
@@ -50,6 +50,12 @@ where
     if let Some(RetainFor(retention)) = parts.extensions.get() {
         executing.claim.progress().wish_to_retain_for(*retention);
     }
+    // It holds for every end from here on: also where the body breaks or is never finished.
+    match parts.extensions.get() {
+        Some(Outcome::Unknown) => executing.claim.progress().effects_begin(),
+        Some(Outcome::NotExecuted) => executing.claim.progress().not_executed(),
+        Some(Outcome::Final) | None => {}
+    }
 
     let declared = body.size_hint().exact().or_else(|| match parts.status.as_u16() {
         // These have no body, whatever length they talk of (RFC 9112, section 6.3): with its head
@@ -70,7 +76,7 @@ where
         let follow = Follow::new(body, executing, answered, head, declared, limit);
         return Response::from_parts(parts, ResponseBody::followed(Followed::new(follow)));
     };
-    let body = match collect(body.as_mut(), length).await {
+    let body = match collect(body.as_mut(), length, parts.headers.contains_key(TRAILER)).await {
         Ok((data, trailers)) => {
             let settlement = match executing.verdict(&answered, trailers.as_ref()) {
                 Verdict::Record => {
@@ -85,9 +91,9 @@ where
             executing.settle(settlement).await;
             ResponseBody::whole(data, trailers)
         }
-        Err(Break::Short(data, trailers)) => {
+        Err(Break::Short(data)) => {
             executing.fail().await;
-            ResponseBody::whole(data, trailers)
+            ResponseBody::short(data, length)
         }
         Err(Break::Error(data, error)) => {
             executing.fail().await;
@@ -105,16 +111,18 @@ where
 /// How a body ended before its end.
 enum Break<E> {
     /// It just ended, short of the length that it declared.
-    Short(Bytes, Option<HeaderMap>),
+    Short(Bytes),
     Error(Bytes, E),
     Panic(Panic),
 }
 
 /// Reads a body that declares that it is `length` bytes long. What goes on past that is cut off, as
-/// it would be on its way to the caller.
+/// it would be on its way to the caller; and when all is there, nothing is waited for but trailers
+/// that have been announced.
 async fn collect<B>(
     mut body: Pin<&mut B>,
     length: usize,
+    has_trailers: bool,
 ) -> Result<(Bytes, Option<HeaderMap>), Break<B::Error>>
 where
     B: Body<Data = Bytes>,
@@ -122,10 +130,17 @@ where
     let mut collected = Collected::default();
     let mut trailers: Option<HeaderMap> = None;
     loop {
-        let frame = poll_fn(|context| catch_poll(|| body.as_mut().poll_frame(context))).await;
+        let mut next = poll_fn(|context| catch_poll(|| body.as_mut().poll_frame(context)));
+        let frame = match at_once(&mut next).await {
+            Poll::Ready(frame) => frame,
+            Poll::Pending if collected.len() == length && !has_trailers => {
+                return Ok((collected.finish(), trailers));
+            }
+            Poll::Pending => next.await,
+        };
         match frame.map_err(Break::Panic)?.map(|frame| frame.map(Frame::into_data)) {
             None if collected.len() < length => {
-                return Err(Break::Short(collected.finish(), trailers));
+                return Err(Break::Short(collected.finish()));
             }
             None => return Ok((collected.finish(), trailers)),
             Some(Ok(Ok(mut data))) => {

@@ -5,11 +5,15 @@
 use std::{
     future::{Future, poll_fn},
     pin::Pin,
+    sync::{Mutex, PoisonError},
     task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header::LOCATION};
+use http::{
+    HeaderMap, StatusCode,
+    header::{LOCATION, TRAILER},
+};
 use http_body::{Body, Frame, SizeHint};
 
 use crate::{
@@ -37,8 +41,8 @@ pub(crate) struct Follow<B: Body> {
     /// How many bytes the receiver takes for all, where it has been told.
     declared: Option<u64>,
     delivered: u64,
-    /// There while the claim is being settled.
-    settling: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// There while the claim is being settled. (The mutexes only make it `Sync`.)
+    settling: Option<Mutex<Settling>>,
     /// The data that makes the response look complete, kept back until the claim is settled.
     last_data: Option<Bytes>,
     /// What comes after the data, kept back likewise.
@@ -73,11 +77,13 @@ struct Capturing {
     data: Collected,
 }
 
+type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// How a body ends, other than by just ending.
 enum End<E> {
     Trailers(HeaderMap),
     Error(E),
-    Panic(Panic),
+    Panic(Mutex<Panic>),
 }
 
 impl<B> Follow<B>
@@ -111,13 +117,24 @@ where
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         loop {
             if let Some(settling) = &mut self.settling {
+                let settling = settling.get_mut().unwrap_or_else(PoisonError::into_inner);
                 ready!(settling.as_mut().poll(context));
                 self.settling = None;
             }
             if self.executing.is_none() {
                 return Poll::Ready(self.take_kept_back());
             }
-            match ready!(catch_poll(|| self.body.as_mut().poll_frame(context))) {
+            let frame = match catch_poll(|| self.body.as_mut().poll_frame(context)) {
+                Poll::Ready(frame) => frame,
+                // All is there: nothing is waited for but trailers that have been announced.
+                Poll::Pending
+                    if self.is_delivered() && !self.head.headers.contains_key(TRAILER) =>
+                {
+                    Ok(None)
+                }
+                Poll::Pending => return Poll::Pending,
+            };
+            match frame {
                 Ok(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => {
                         if let Some(data) = self.pass(data) {
@@ -140,7 +157,7 @@ where
                 }
                 Err(panic) => {
                     self.broke();
-                    self.end = Some(End::Panic(panic));
+                    self.end = Some(End::Panic(Mutex::new(panic)));
                 }
             }
         }
@@ -194,8 +211,14 @@ where
         match self.end.take()? {
             End::Trailers(trailers) => Some(Ok(Frame::trailers(trailers))),
             End::Error(error) => Some(Err(error)),
-            End::Panic(panic) => panic.resume(),
+            End::Panic(panic) => {
+                panic.into_inner().unwrap_or_else(PoisonError::into_inner).resume()
+            }
         }
+    }
+
+    fn is_delivered(&self) -> bool {
+        self.declared.is_some_and(|declared| self.delivered >= declared)
     }
 
     /// The body has come to its end, which may be short of the length that it declared.
@@ -223,14 +246,14 @@ where
                 Verdict::Release => Settlement::Release,
                 Verdict::Hold => Settlement::Hold,
             };
-            self.settling = Some(Box::pin(executing.settle(settlement)));
+            self.settling = Some(Mutex::new(Box::pin(executing.settle(settlement))));
         }
     }
 
     /// The body broke: a failure, whatever its head said.
     fn broke(&mut self) {
         if let Some(executing) = self.executing.take() {
-            self.settling = Some(Box::pin(executing.fail()));
+            self.settling = Some(Mutex::new(Box::pin(executing.fail())));
         }
     }
 }

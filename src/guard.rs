@@ -10,6 +10,8 @@ use std::{
 use http::request::Parts;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::hook::quietly;
+
 /// The right to do one piece of new work. Dropping it gives the place back.
 pub struct Permit {
     _place: Place,
@@ -170,7 +172,9 @@ pub(crate) struct SlotEnd(pub(crate) PermitSlot);
 
 impl Drop for SlotEnd {
     fn drop(&mut self) {
-        drop(self.0.take_permit());
+        // A permit that panics when it is given back must not undo what has been done.
+        let permit = self.0.take_permit();
+        let _panicked = quietly(|| drop(permit));
     }
 }
 

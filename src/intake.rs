@@ -1,7 +1,9 @@
 //! Reads the body of a keyed request. In: a body and its limits; out: all its bytes and its
 //! trailers, or 413, 400, 408, 503. No slot and no permit is held meanwhile.
 
-use std::{any::Any, error::Error, future::poll_fn, pin::Pin, task::Poll, time::Duration};
+use std::{
+    any::Any, error::Error, future::poll_fn, pin::Pin, sync::Mutex, task::Poll, time::Duration,
+};
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -69,7 +71,7 @@ impl<E: 'static> Unread<E> {
         E: Send + 'static,
     {
         let rest = match self.why {
-            Why::Broke(error) => Rest::Error(Some(Box::new(error))),
+            Why::Broke(error) => Rest::Error(Mutex::new(Some(Box::new(error)))),
             Why::TooLarge | Why::TooSlow | Why::NoRoom => Rest::More(rest),
         };
         RequestBody::part(self.data, self.trailers, self.room, rest)

@@ -11,7 +11,7 @@
 use std::{future::poll_fn, pin::pin, sync::Arc};
 
 use bytes::Bytes;
-use http::{Request, Response, request::Parts};
+use http::{HeaderMap, Request, Response, request::Parts};
 use http_body::Body;
 use tokio::runtime::Handle as Runtime;
 use tower::ServiceExt as _;
@@ -65,13 +65,15 @@ where
 {
     let Journey { settings, inner, runtime, key, request } = journey;
     let (parts, body) = request.into_parts();
-    let refuse = |refusal: Refusal| {
+    let refuse = |refusal: Refusal, headers: &HeaderMap| {
         settings.dispositions.count(refusal.disposition());
-        Ok(refusal.into_response(&settings.rendering))
+        Ok(refusal.into_response(&settings.rendering, headers))
     };
 
     // Whose key is it?
-    let Some(scope) = (settings.scope)(&parts) else { return refuse(Refusal::no_scope()) };
+    let Some(scope) = (settings.scope)(&parts) else {
+        return refuse(Refusal::no_scope(), &parts.headers);
+    };
     let id = OperationId::new(&scope, key.as_str());
     let scope = settings.engine.store.counts_scopes().then(|| ScopeId::new(&scope));
     if Inside::has(&parts, id) {
@@ -82,11 +84,11 @@ where
 
     // Is it worth reading?
     if intake::declares_more_than(settings.request_limits.bytes, &body, &parts.headers) {
-        return refuse(Refusal::body_too_large());
+        return refuse(Refusal::body_too_large(), &parts.headers);
     }
     let known = match known(&settings, &parts, id).await {
         Ok(known) => known,
-        Err(refusal) => return refuse(refusal),
+        Err(refusal) => return refuse(refusal, &parts.headers),
     };
 
     // Read it, holding nothing but room for it.
@@ -98,7 +100,7 @@ where
     };
     let Intake { body, trailers, room } = match read {
         Ok(intake) => intake,
-        Err(unread) => return refuse(unread.into()),
+        Err(unread) => return refuse(unread.into(), &parts.headers),
     };
     let fingerprint = making.finish(&parts, &body, trailers.as_ref(), known);
     let wanted = Wanted { id, fingerprint, scope };
@@ -116,13 +118,15 @@ where
                 settings.dispositions.count(disposition);
                 return Ok(response);
             }
-            Err(refusal) => return refuse(refusal),
+            Err(refusal) => return refuse(refusal, &parts.headers),
         },
-        Ok(Decision::Conflict) => return refuse(Refusal::conflict()),
-        Ok(Decision::Held) => return refuse(Refusal::outcome_unknown()),
-        Ok(Decision::InFlight) => return refuse(Refusal::in_progress()),
-        Ok(Decision::Full { room_in }) => return refuse(Refusal::capacity(room_in)),
-        Err(_) => return refuse(Refusal::store_unavailable()),
+        Ok(Decision::Conflict) => return refuse(Refusal::conflict(), &parts.headers),
+        Ok(Decision::Held) => return refuse(Refusal::outcome_unknown(), &parts.headers),
+        Ok(Decision::InFlight) => return refuse(Refusal::in_progress(), &parts.headers),
+        Ok(Decision::Full { room_in }) => {
+            return refuse(Refusal::capacity(room_in), &parts.headers);
+        }
+        Err(_) => return refuse(Refusal::store_unavailable(), &parts.headers),
     };
 
     // From here to the call, a return or a drop releases the claim.
@@ -130,7 +134,7 @@ where
         Ok(slot) => slot,
         Err(refusal) => {
             release(claim).await;
-            return refuse(refusal);
+            return refuse(refusal, &parts.headers);
         }
     };
     let request = Request::from_parts(parts, RequestBody::read(body, trailers, room));

@@ -162,8 +162,8 @@ impl IdempotencyLayer {
         self.set(|settings| settings.counts.headers = names)
     }
 
-    /// Says what a request asks for, instead of all that counts by default: a head and the whole
-    /// body, without its trailers. Two requests with one key and different fingerprints are a
+    /// Says what a request asks for besides its method and its path and query, which always count;
+    /// instead of headers, body and trailers. It is given the head and the whole body. Two requests with one key and different fingerprints are a
     /// conflict. [`Fingerprint::of`](crate::Fingerprint::of) makes one of fields.
     pub fn fingerprint<F>(self, fingerprint: F) -> Self
     where

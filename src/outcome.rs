@@ -87,7 +87,7 @@ impl Answered {
             status: parts.status,
             said: parts.extensions.get().copied(),
             policy: policy.and_then(|policy| quietly(|| policy(parts)).flatten()),
-            is_grpc: content_type.is_some_and(|value| value.starts_with(b"application/grpc")),
+            is_grpc: content_type.is_some_and(is_grpc),
             grpc_status: grpc_status(&parts.headers),
         }
     }
@@ -128,6 +128,13 @@ impl Answered {
             },
         }
     }
+}
+
+/// gRPC proper: `application/grpc`, `application/grpc+proto` and the like. (gRPC-Web is not: its
+/// status is in its body. So the layer belongs inside the one that translates it.)
+pub(crate) fn is_grpc(content_type: &[u8]) -> bool {
+    let rest = content_type.strip_prefix(b"application/grpc");
+    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))
 }
 
 fn grpc_status(headers: &HeaderMap) -> Option<u32> {
@@ -208,6 +215,21 @@ mod tests {
         let head = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
         let silent = Answered::new(&head.into_parts().0, None);
         assert_eq!(silent.verdict(None, OnFailure::Release, false), Verdict::Release);
+    }
+
+    #[test]
+    fn grpc_web_is_judged_by_its_http_status() {
+        for (kind, right) in [
+            ("application/grpc-web+proto", Verdict::Record),
+            ("application/grpc-web-text", Verdict::Record),
+            ("application/grpc", Verdict::Release),
+            ("application/grpc+json", Verdict::Release),
+            ("application/grpc; charset=x", Verdict::Release),
+        ] {
+            let head = Response::builder().header("content-type", kind).body(()).unwrap();
+            let answered = Answered::new(&head.into_parts().0, None);
+            assert_eq!(answered.verdict(None, OnFailure::Release, false), right, "{kind}");
+        }
     }
 
     #[test]

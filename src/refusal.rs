@@ -5,12 +5,14 @@ use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
-    HeaderName, HeaderValue, Response, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
     header::{CACHE_CONTROL, CONTENT_TYPE, LINK, LOCATION, RETRY_AFTER},
 };
 use http_body::Body;
 
-use crate::{body::ResponseBody, disposition::Disposition, hook::quietly, key::InvalidKey};
+use crate::{
+    body::ResponseBody, disposition::Disposition, hook::quietly, key::InvalidKey, outcome,
+};
 
 /// A request that the layer answered itself, with the inner service not called.
 ///
@@ -89,6 +91,8 @@ struct Row {
     title: &'static str,
     retry: Retry,
     disposition: Disposition,
+    /// The status code for a gRPC client.
+    grpc: u16,
 }
 
 impl Reason {
@@ -97,22 +101,22 @@ impl Reason {
         use Retry::{Never, NewKey, SameKey};
         use Disposition as D;
         use StatusCode as S;
-        let (status, code, title, retry, disposition) = match self {
-            Self::KeyMissing => (S::BAD_REQUEST, "idempotency_key_missing", "Idempotency key missing", NewKey, D::RejectedKey),
-            Self::KeyInvalid => (S::BAD_REQUEST, "idempotency_key_invalid", "Idempotency key invalid", NewKey, D::RejectedKey),
-            Self::NoScope => (S::FORBIDDEN, "idempotency_scope_unavailable", "No scope for the idempotency key", Never, D::RejectedScope),
-            Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "idempotency_body_too_large", "Request body too large", Never, D::TooLarge),
-            Self::Unreadable => (S::BAD_REQUEST, "idempotency_body_unreadable", "Request body unreadable", SameKey, D::Unreadable),
-            Self::TooSlow => (S::REQUEST_TIMEOUT, "idempotency_body_unreadable", "Request body too slow", SameKey, D::Unreadable),
-            Self::Conflict => (S::CONFLICT, "idempotency_conflict", "Idempotency key used for another request", NewKey, D::Conflict),
-            Self::InProgress => (S::CONFLICT, "idempotency_in_progress", "First request still in progress", SameKey, D::InProgress),
-            Self::NotReplayable => (S::CONFLICT, "idempotency_not_replayable", "Done, but the response was not kept", Never, D::NotReplayable),
-            Self::OutcomeUnknown => (S::CONFLICT, "idempotency_outcome_unknown", "Outcome of the first request unknown", Never, D::OutcomeUnknown),
-            Self::Ceiling => (S::TOO_MANY_REQUESTS, "concurrency_limit", "Too much work in progress", SameKey, D::Ceiling),
-            Self::Capacity => (S::SERVICE_UNAVAILABLE, "idempotency_capacity", "No room for another idempotency key", SameKey, D::Capacity),
-            Self::StoreUnavailable => (S::SERVICE_UNAVAILABLE, "idempotency_store_unavailable", "Idempotency store unavailable", SameKey, D::StoreUnavailable),
+        let (status, code, title, retry, disposition, grpc) = match self {
+            Self::KeyMissing => (S::BAD_REQUEST, "idempotency_key_missing", "Idempotency key missing", NewKey, D::RejectedKey, 3),
+            Self::KeyInvalid => (S::BAD_REQUEST, "idempotency_key_invalid", "Idempotency key invalid", NewKey, D::RejectedKey, 3),
+            Self::NoScope => (S::FORBIDDEN, "idempotency_scope_unavailable", "No scope for the idempotency key", Never, D::RejectedScope, 7),
+            Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "idempotency_body_too_large", "Request body too large", Never, D::TooLarge, 11),
+            Self::Unreadable => (S::BAD_REQUEST, "idempotency_body_unreadable", "Request body unreadable", SameKey, D::Unreadable, 15),
+            Self::TooSlow => (S::REQUEST_TIMEOUT, "idempotency_body_unreadable", "Request body too slow", SameKey, D::Unreadable, 4),
+            Self::Conflict => (S::CONFLICT, "idempotency_conflict", "Idempotency key used for another request", NewKey, D::Conflict, 6),
+            Self::InProgress => (S::CONFLICT, "idempotency_in_progress", "First request still in progress", SameKey, D::InProgress, 10),
+            Self::NotReplayable => (S::CONFLICT, "idempotency_not_replayable", "Done, but the response was not kept", Never, D::NotReplayable, 9),
+            Self::OutcomeUnknown => (S::CONFLICT, "idempotency_outcome_unknown", "Outcome of the first request unknown", Never, D::OutcomeUnknown, 2),
+            Self::Ceiling => (S::TOO_MANY_REQUESTS, "concurrency_limit", "Too much work in progress", SameKey, D::Ceiling, 8),
+            Self::Capacity => (S::SERVICE_UNAVAILABLE, "idempotency_capacity", "No room for another idempotency key", SameKey, D::Capacity, 8),
+            Self::StoreUnavailable => (S::SERVICE_UNAVAILABLE, "idempotency_store_unavailable", "Idempotency store unavailable", SameKey, D::StoreUnavailable, 14),
         };
-        Row { status, code, title, retry, disposition }
+        Row { status, code, title, retry, disposition, grpc }
     }
 }
 
@@ -199,7 +203,8 @@ impl Refusal {
 
     pub(crate) fn capacity(room_in: Option<Duration>) -> Self {
         // Rounded up: a client that comes back too early is refused again.
-        let seconds = room_in.map_or(0, |wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
+        let seconds = room_in
+            .map_or(0, |wait| wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)));
         Self::new(
             Reason::Capacity,
             "No further idempotency key can be kept right now. Nothing was done.",
@@ -302,12 +307,23 @@ impl Refusal {
         self
     }
 
-    /// The response that the caller gets.
-    pub(crate) fn into_response<B: Body>(self, rendering: &Rendering) -> Response<ResponseBody<B>> {
+    /// The response that the caller of `request` gets.
+    pub(crate) fn into_response<B: Body>(
+        self,
+        rendering: &Rendering,
+        request: &HeaderMap,
+    ) -> Response<ResponseBody<B>> {
         let refusal = self.with(rendering);
-        let rendered = rendering.renderer.as_ref().and_then(|render| quietly(|| render(&refusal)));
-        // A renderer that panics must not turn a refusal into a broken connection.
-        let response = rendered.unwrap_or_else(|| problem_json(&refusal));
+        let asked_in_grpc =
+            request.get(CONTENT_TYPE).is_some_and(|kind| outcome::is_grpc(kind.as_bytes()));
+        let response = if asked_in_grpc {
+            grpc(&refusal)
+        } else {
+            let render = rendering.renderer.as_ref();
+            // A renderer that panics must not turn a refusal into a broken connection.
+            let rendered = render.and_then(|render| quietly(|| render(&refusal)));
+            rendered.unwrap_or_else(|| problem_json(&refusal))
+        };
         let mut response = response.map(|body| ResponseBody::whole(body, None));
         response.extensions_mut().insert(refusal);
         response
@@ -341,6 +357,18 @@ pub fn problem_json(refusal: &Refusal) -> Response<Bytes> {
          \"code\":\"{code}\",\"message\":\"{detail}\"}}}}"
     );
     refusal.response("application/problem+json", problem)
+}
+
+/// What a gRPC client understands: 200, with the refusal as a status and its code as the message, in
+/// the head, for there is nothing else ("Trailers-Only").
+fn grpc(refusal: &Refusal) -> Response<Bytes> {
+    let mut response = refusal.response("application/grpc", Bytes::new());
+    *response.status_mut() = StatusCode::OK;
+    let status = refusal.reason.row().grpc;
+    response.headers_mut().insert("grpc-status", HeaderValue::from(status));
+    let code = HeaderValue::from_static(refusal.code());
+    response.headers_mut().insert("grpc-message", code);
+    response
 }
 
 /// Renders a refusal as the clients of Stripe and `OpenAI` expect errors: an object `error` with
@@ -402,7 +430,9 @@ mod tests {
     #[tokio::test]
     async fn every_refusal_is_a_problem_with_all_its_members() {
         for refusal in all() {
-            let response = refusal.clone().into_response::<Empty<Bytes>>(&Rendering::default());
+            let response = refusal
+                .clone()
+                .into_response::<Empty<Bytes>>(&Rendering::default(), &HeaderMap::new());
             assert_eq!(response.status(), refusal.status());
             assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
             assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
@@ -441,6 +471,7 @@ mod tests {
             [1, 1, 1, 2, 60, 60].map(Some)
         );
         assert_eq!(Refusal::capacity(None).retry_after, Some(1));
+        assert_eq!(Refusal::capacity(Some(Duration::MAX)).retry_after, Some(60));
     }
 
     #[tokio::test]
@@ -452,7 +483,8 @@ mod tests {
             statuses: vec![(Reason::Conflict, StatusCode::CONFLICT), (Reason::Conflict, conflict)],
             documentation: Some(link.clone()),
         };
-        let response = Refusal::conflict().into_response::<Empty<Bytes>>(&rendering);
+        let response =
+            Refusal::conflict().into_response::<Empty<Bytes>>(&rendering, &HeaderMap::new());
         assert_eq!(response.status(), conflict);
         assert_eq!(response.headers()[CONTENT_TYPE], "application/json");
         assert_eq!(response.headers()[LINK], link);
@@ -463,16 +495,32 @@ mod tests {
         assert_eq!(error["error"]["code"], "idempotency_conflict");
 
         rendering.renderer = Some(Arc::new(|_| panic!("a renderer with a bug")));
-        let response = Refusal::conflict().into_response::<Empty<Bytes>>(&rendering);
+        let response =
+            Refusal::conflict().into_response::<Empty<Bytes>>(&rendering, &HeaderMap::new());
         assert_eq!(response.status(), conflict);
         assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
+    }
+
+    #[test]
+    fn a_grpc_client_gets_every_refusal_as_a_status_with_its_code() {
+        let request =
+            HeaderMap::from_iter([(CONTENT_TYPE, "application/grpc+proto".parse().unwrap())]);
+        for refusal in all() {
+            let code = refusal.code();
+            let response = refusal.into_response::<Empty<Bytes>>(&Rendering::default(), &request);
+            assert_eq!(response.status(), StatusCode::OK);
+            assert_eq!(response.headers()[CONTENT_TYPE], "application/grpc");
+            assert_eq!(response.headers()["grpc-message"], code);
+            let status: u16 = response.headers()["grpc-status"].to_str().unwrap().parse().unwrap();
+            assert!((1..=16).contains(&status), "{code}: {status}");
+        }
     }
 
     #[test]
     fn a_tombstone_keeps_its_location() {
         let location = HeaderValue::from_static("/v1/runs/1");
         let response = Refusal::not_replayable(Some(location.clone()))
-            .into_response::<Empty<Bytes>>(&Rendering::default());
+            .into_response::<Empty<Bytes>>(&Rendering::default(), &HeaderMap::new());
         assert_eq!(response.headers()[LOCATION], location);
     }
 }

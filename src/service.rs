@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use http_body::Body;
 use tokio::runtime::Handle as Runtime;
 use tower_service::Service;
@@ -104,7 +104,7 @@ where
             (Ok(Some(key)), _) => ResponseFuture::guarded(walk(journey(key, request))),
             (Ok(None), mode) => self.unkeyed(request, mode),
             (Err(refusal), Mode::Shadow) => self.pass(refusal.disposition(), request),
-            (Err(refusal), _) => self.refuse(refusal),
+            (Err(refusal), _) => self.refuse(refusal, request.headers()),
         }
     }
 }
@@ -138,7 +138,7 @@ impl<S> Idempotency<S> {
                     parts.extensions.insert(guard.empty_slot());
                     self.pass(refusal.disposition(), Request::from_parts(parts, body))
                 }
-                _ => self.refuse(refusal),
+                _ => self.refuse(refusal, &parts.headers),
             };
         };
         self.settings.dispositions.count(Disposition::Passed);
@@ -148,13 +148,13 @@ impl<S> Idempotency<S> {
     }
 
     /// Refuses a request with its body unread.
-    fn refuse<B, R>(&self, refusal: Refusal) -> ResponseFuture<S, B, R>
+    fn refuse<B, R>(&self, refusal: Refusal, headers: &HeaderMap) -> ResponseFuture<S, B, R>
     where
         S: Service<Request<RequestBody<B>>>,
         R: Body,
     {
         self.settings.dispositions.count(refusal.disposition());
-        ResponseFuture::refused(refusal.into_response(&self.settings.rendering))
+        ResponseFuture::refused(refusal.into_response(&self.settings.rendering, headers))
     }
 }
 

@@ -59,6 +59,7 @@ impl<V: 'static> OwnedClaim<V> {
             token,
             attempt: claim.attempt(),
             effects: AtomicBool::new(false),
+            not_executed: AtomicBool::new(false),
             life: Mutex::new(Life::Running { wish: None }),
             settled: Notify::new(),
         };
@@ -124,6 +125,9 @@ impl<V: 'static> OwnedClaim<V> {
     }
 
     fn after_failure(&self, rule: OnFailure) -> Settlement<V> {
+        if self.progress.not_executed.load(Ordering::Acquire) {
+            return Settlement::Release;
+        }
         match rule {
             OnFailure::Release if !self.progress.effects_begun() => Settlement::Release,
             _ => Settlement::Hold,
@@ -229,6 +233,7 @@ pub(crate) struct Progress<V> {
     token: Token,
     attempt: u32,
     effects: AtomicBool,
+    not_executed: AtomicBool,
     life: Mutex<Life>,
     /// Notified when `life` becomes [`Life::Settled`].
     settled: Notify,
@@ -259,6 +264,7 @@ impl<V: 'static> Progress<V> {
             token: Token::mint(),
             attempt: 1,
             effects: AtomicBool::new(false),
+            not_executed: AtomicBool::new(false),
             life: Mutex::new(Life::Settled),
             settled: Notify::new(),
         }
@@ -274,6 +280,11 @@ impl<V: 'static> Progress<V> {
 
     pub(crate) fn effects_begin(&self) {
         self.effects.store(true, Ordering::Release);
+    }
+
+    /// The one who executes says that nothing has happened, whatever becomes of its answer.
+    pub(crate) fn not_executed(&self) {
+        self.not_executed.store(true, Ordering::Release);
     }
 
     pub(crate) fn effects_begun(&self) -> bool {

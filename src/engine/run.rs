@@ -1,7 +1,12 @@
 //! The engine's face for any async function. In: an operation, or none, and the work; out: its
 //! value, of this execution or of the first one.
 
-use std::{error::Error, fmt, future::Future, time::Duration};
+use std::{
+    error::Error,
+    fmt,
+    future::{Future, ready},
+    time::Duration,
+};
 
 use tokio::runtime::Handle as Runtime;
 
@@ -155,7 +160,8 @@ impl<V: Clone + Send + Sync + 'static> Engine<V> {
         match self.claim(wanted, self.rules.in_flight, runtime.as_ref()).await {
             Ok(Decision::Mine(claim)) => {
                 let leave = claim.leave();
-                let value = HandOver::new(execute(claim, work), leave).await;
+                let value =
+                    HandOver::new(execute(claim, work), leave, |_| Box::pin(ready(()))).await;
                 value.map(done).map_err(RunError::Work)
             }
             Ok(Decision::Recorded { value, .. }) => Ok(Done { value, replayed: true }),

@@ -132,7 +132,12 @@ impl Making<'_> {
     ) -> Fingerprint {
         match self {
             Self::Content(fingerprinter) => fingerprinter.finish(body, trailers, known),
-            Self::Own(own) => own(parts, body),
+            Self::Own(own) => {
+                let mut framed = head("tower-idempotency own request 1", parts);
+                framed.field(&own(parts, body).meaning);
+                let digest = framed.finish();
+                Fingerprint { exact: digest, meaning: digest }
+            }
         }
     }
 }
@@ -149,16 +154,7 @@ pub(crate) struct Fingerprinter {
 impl Fingerprinter {
     /// Takes in the head. `chosen` are the headers that count besides the content's own.
     fn new(parts: &Parts, chosen: &[HeaderName]) -> Self {
-        let mut head = Framed::new("tower-idempotency request 1");
-        head.field(parts.method.as_str().as_bytes());
-        // Both, for the original one may be that of a request around this one: a batch handler
-        // copies it with the other extensions.
-        for uri in [original_uri(parts), &parts.uri] {
-            head.field(uri.path().as_bytes());
-            // "No query" and "an empty query" are two requests.
-            head.number(usize::from(uri.query().is_some()));
-            head.field(uri.query().unwrap_or_default().as_bytes());
-        }
+        let mut head = head("tower-idempotency request 1", parts);
         for name in [CONTENT_TYPE, CONTENT_ENCODING].iter().chain(chosen) {
             head.field(name.as_str().as_bytes());
             let lines = parts.headers.get_all(name);
@@ -209,6 +205,21 @@ impl Fingerprinter {
         };
         Fingerprint { exact, meaning }
     }
+}
+
+/// What every fingerprint begins with: to which resource something is done.
+fn head(domain: &str, parts: &Parts) -> Framed {
+    let mut head = Framed::new(domain);
+    head.field(parts.method.as_str().as_bytes());
+    // Both, for the original one may be that of a request around this one: a batch handler copies
+    // it with the other extensions.
+    for uri in [original_uri(parts), &parts.uri] {
+        head.field(uri.path().as_bytes());
+        // "No query" and "an empty query" are two requests.
+        head.number(usize::from(uri.query().is_some()));
+        head.field(uri.query().unwrap_or_default().as_bytes());
+    }
+    head
 }
 
 /// Writes the trailers, and returns how many bytes that took.

@@ -520,9 +520,8 @@ async fn of_a_stream_that_goes_by_no_more_is_held_than_the_limit() {
     for (streams, limit) in [(true, LIMIT), (true, FRAME - 1), (false, LIMIT)] {
         let (layer, _) = layer();
         let layer = layer.response_limit(limit).record_streams(streams).on_leave(OnLeave::Cancel);
-        let stack = streaming(&layer, || {
-            [Step::Forever(|| Step::data(ALIVE.get().unwrap().frame(FRAME)))]
-        });
+        let stack =
+            streaming(&layer, || [Step::Forever(|| Step::data(ALIVE.get().unwrap().frame(FRAME)))]);
         let mut body = start(&stack).await;
         for number in 1..=2 * LIMIT / FRAME {
             drop(body.frame().await.unwrap().unwrap());
