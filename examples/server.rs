@@ -18,15 +18,17 @@ use std::{
 use axum::{
     Json, Router,
     body::Body,
-    extract::{Extension, Path, State},
+    extract::{Extension, Path, State, rejection::PathRejection},
     http::{
         HeaderMap, HeaderName, StatusCode,
-        header::{CONTENT_TYPE, LOCATION},
+        header::{CONTENT_TYPE, LOCATION, RETRY_AFTER},
     },
     middleware::from_fn,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -37,6 +39,9 @@ use common::{Common, Profile, authenticate, debug_routes, problem, seconds};
 
 /// The largest body that the handler reads.
 const BODY_LIMIT: usize = 1024 * 1024;
+
+/// The longest time that it waits for it.
+const BODY_TIME: Duration = Duration::from_secs(60);
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -55,7 +60,7 @@ async fn run() -> Result<(), String> {
         .retention(ttl)
         .fingerprint_headers([HeaderName::from_static("x-session-key")])
         .ceiling(&ceiling);
-    let service = Service { runs: Arc::default(), ttl, run_time };
+    let service = Service { runs: Arc::default(), ceiling, ttl, run_time };
     let app = app(service, layer.clone()).merge(debug_routes(store, layer.clone()));
     common::serve(addr, app, &layer).await
 }
@@ -78,6 +83,7 @@ fn app(service: Service, layer: IdempotencyLayer) -> Router {
 #[derive(Clone)]
 struct Service {
     runs: Arc<Mutex<Runs>>,
+    ceiling: Ceiling,
     ttl: Duration,
     run_time: Duration,
 }
@@ -135,14 +141,25 @@ async fn start_run(
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    let Ok(body) = axum::body::to_bytes(body, BODY_LIMIT).await else {
-        return problem(StatusCode::BAD_REQUEST, "the body broke off or is over 1 MiB", []);
+    // The body of a keyed request has been read; another may still trickle in. Meanwhile no place
+    // under the ceiling is taken: the ceiling counts runs.
+    let mut permit = slot.and_then(|slot| slot.take_permit());
+    if handle.is_none() {
+        permit = None;
+    }
+    let body = match read_body(body).await {
+        Ok(body) => body,
+        Err((status, detail)) => return problem(status, detail, []),
     };
     let wanted = match read_run(&headers, &body) {
         Ok(wanted) => wanted,
         Err(problem_with_it) => return problem(StatusCode::BAD_REQUEST, &problem_with_it, []),
     };
     let run_time = wanted.seconds.map_or(service.run_time, Duration::from_secs_f64);
+    let Some(permit) = permit.or_else(|| service.ceiling.try_acquire()) else {
+        let wait = [(RETRY_AFTER, "1")];
+        return problem(StatusCode::TOO_MANY_REQUESTS, "too many runs are active", wait);
+    };
 
     let run_id = {
         let mut runs = service.runs();
@@ -155,7 +172,6 @@ async fn start_run(
     };
 
     // The run goes on after the answer, and keeps its place under the ceiling until it ends.
-    let permit = slot.and_then(|slot| slot.take_permit());
     let entry_ends = Instant::now() + service.ttl.min(FOR_EVER);
     let (id, background) = (run_id.clone(), service.clone());
     tokio::spawn(async move {
@@ -180,6 +196,18 @@ async fn start_run(
     (StatusCode::ACCEPTED, location, started).into_response()
 }
 
+/// Reads a body within the same limits as the layer does.
+async fn read_body(body: Body) -> Result<Bytes, (StatusCode, &'static str)> {
+    match tokio::time::timeout(BODY_TIME, Limited::new(body, BODY_LIMIT).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err((StatusCode::PAYLOAD_TOO_LARGE, "the body is over 1 MiB"))
+        }
+        Ok(Err(_)) => Err((StatusCode::BAD_REQUEST, "the body broke off")),
+        Err(_elapsed) => Err((StatusCode::REQUEST_TIMEOUT, "the body was too slow")),
+    }
+}
+
 /// Long enough for a demonstration, short enough for every clock to add it.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -189,8 +217,10 @@ fn read_run(headers: &HeaderMap, body: &[u8]) -> Result<StartRun, String> {
     });
     let wanted: StartRun = if is_form {
         serde_urlencoded::from_bytes(body).map_err(|error| error.to_string())?
-    } else {
+    } else if body.trim_ascii_start().starts_with(b"{") {
         serde_json::from_slice(body).map_err(|error| error.to_string())?
+    } else {
+        return Err("the body has to be a JSON object or a form".to_owned());
     };
     match wanted.seconds {
         Some(seconds) if !(0.0..=LONGEST_RUN).contains(&seconds) => {
@@ -203,8 +233,10 @@ fn read_run(headers: &HeaderMap, body: &[u8]) -> Result<StartRun, String> {
 async fn show_run(
     State(service): State<Service>,
     Extension(profile): Extension<Profile>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Response {
+    // What cannot be an id is not one.
+    let id = id.map(|Path(id)| id).unwrap_or_default();
     match service.runs().by_id.get_key_value(&id) {
         Some((id, run)) if run.profile == profile => Json(Run::view((id, run))).into_response(),
         // Another profile's run does not exist for this one.

@@ -2,17 +2,17 @@
 //! response for the caller, its claim settled, or (if its length is unknown or too large) about to
 //! be settled as the body goes by ([`follow`](crate::follow)).
 
-use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll};
+use std::{future::poll_fn, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderMap, Response, header::TRAILER};
+use http::{HeaderMap, Response};
 use http_body::{Body, Frame};
 
 use crate::{
     body::ResponseBody,
     collect::{Collected, declared_length},
     engine::{
-        Settlement, at_once,
+        Settlement,
         execute::{Panic, catch_poll},
     },
     executing::Executing,
@@ -76,7 +76,7 @@ where
         let follow = Follow::new(body, executing, answered, head, declared, limit);
         return Response::from_parts(parts, ResponseBody::followed(Followed::new(follow)));
     };
-    let body = match collect(body.as_mut(), length, parts.headers.contains_key(TRAILER)).await {
+    let body = match collect(body.as_mut(), length).await {
         Ok((data, trailers)) => {
             let settlement = match executing.verdict(&answered, trailers.as_ref()) {
                 Verdict::Record => {
@@ -117,12 +117,10 @@ enum Break<E> {
 }
 
 /// Reads a body that declares that it is `length` bytes long. What goes on past that is cut off, as
-/// it would be on its way to the caller; and when all is there, nothing is waited for but trailers
-/// that have been announced.
+/// it would be on its way to the caller.
 async fn collect<B>(
     mut body: Pin<&mut B>,
     length: usize,
-    has_trailers: bool,
 ) -> Result<(Bytes, Option<HeaderMap>), Break<B::Error>>
 where
     B: Body<Data = Bytes>,
@@ -130,14 +128,7 @@ where
     let mut collected = Collected::default();
     let mut trailers: Option<HeaderMap> = None;
     loop {
-        let mut next = poll_fn(|context| catch_poll(|| body.as_mut().poll_frame(context)));
-        let frame = match at_once(&mut next).await {
-            Poll::Ready(frame) => frame,
-            Poll::Pending if collected.len() == length && !has_trailers => {
-                return Ok((collected.finish(), trailers));
-            }
-            Poll::Pending => next.await,
-        };
+        let frame = poll_fn(|context| catch_poll(|| body.as_mut().poll_frame(context))).await;
         match frame.map_err(Break::Panic)?.map(|frame| frame.map(Frame::into_data)) {
             None if collected.len() < length => {
                 return Err(Break::Short(collected.finish()));

@@ -1,4 +1,6 @@
-//! What the layer did with a request: the closed list, counted. Every request ends in exactly one.
+//! What the layer did with a request: the closed list, counted. Every request ends in one of them, but
+//! for those that come by a copy of the layer twice (counted once), whose caller left before the
+//! inner service was called, or whose inner service was not ready and failed.
 
 use std::{
     fmt,

@@ -10,10 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{
-    HeaderMap, StatusCode,
-    header::{LOCATION, TRAILER},
-};
+use http::{HeaderMap, StatusCode, header::LOCATION};
 use http_body::{Body, Frame, SizeHint};
 
 use crate::{
@@ -124,17 +121,7 @@ where
             if self.executing.is_none() {
                 return Poll::Ready(self.take_kept_back());
             }
-            let frame = match catch_poll(|| self.body.as_mut().poll_frame(context)) {
-                Poll::Ready(frame) => frame,
-                // All is there: nothing is waited for but trailers that have been announced.
-                Poll::Pending
-                    if self.is_delivered() && !self.head.headers.contains_key(TRAILER) =>
-                {
-                    Ok(None)
-                }
-                Poll::Pending => return Poll::Pending,
-            };
-            match frame {
+            match ready!(catch_poll(|| self.body.as_mut().poll_frame(context))) {
                 Ok(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => {
                         if let Some(data) = self.pass(data) {
@@ -215,10 +202,6 @@ where
                 panic.into_inner().unwrap_or_else(PoisonError::into_inner).resume()
             }
         }
-    }
-
-    fn is_delivered(&self) -> bool {
-        self.declared.is_some_and(|declared| self.delivered >= declared)
     }
 
     /// The body has come to its end, which may be short of the length that it declared.

@@ -59,7 +59,8 @@ impl Handle {
     /// Ends this execution's own record, or held entry: the same key is new work from then on.
     ///
     /// Usable during the execution, when it is remembered and there will be no record, and at any
-    /// time after the response.
+    /// time after the response. (What is remembered is for a record: an execution that ends with an
+    /// unknown outcome is held all the same.)
     ///
     /// # Errors
     ///

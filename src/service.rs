@@ -22,7 +22,7 @@ use crate::{
     journey::{Journey, walk},
     refusal::Refusal,
     settings::{Mode, Settings},
-    shadow::shadow,
+    shadow::{shadow, switched_off},
 };
 
 /// The service that [`IdempotencyLayer`](crate::IdempotencyLayer) puts around an inner one.
@@ -80,10 +80,14 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let settings = &self.settings;
         let mode = settings.mode.get();
-        if mode == Mode::Off || !settings.methods.contains(request.method()) {
+        if !settings.methods.contains(request.method()) {
             return self.pass(Disposition::Passed, request);
         }
         let (parts, body) = request.into_parts();
+        if mode == Mode::Off {
+            let parts = switched_off(settings, parts);
+            return self.pass(Disposition::Passed, Request::from_parts(parts, body));
+        }
         if settings.only.as_ref().is_some_and(|only| !only(&parts)) {
             return self.pass(Disposition::Passed, Request::from_parts(parts, body));
         }

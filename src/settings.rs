@@ -27,10 +27,12 @@ pub enum Mode {
     #[default]
     Enforce,
     /// It only watches: entries and dispositions are as they would be, but nothing is refused or
-    /// replayed and every request runs. For a first look at real traffic.
+    /// replayed and every request runs, with a [`Handle`](crate::Handle) that says "lost" where it
+    /// runs beside an entry. Nobody waits: who would have is counted as in progress. For a first
+    /// look at real traffic.
     Shadow,
-    /// No: every request passes through unprotected, and handlers find no key, no handle and no
-    /// slot.
+    /// No: every request passes through unprotected. A keyed one still brings its handler the key
+    /// and a [`Handle`](crate::Handle), one that says "lost": switching off breaks no handler.
     Off,
 }
 

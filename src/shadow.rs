@@ -1,5 +1,6 @@
 //! The journey of a keyed request that is only watched (`Mode::Shadow`): the same steps, and entries
-//! and counts as they would be; but nothing is refused or replayed, and every request runs.
+//! and counts as they would be; but nothing is refused or replayed, and every request runs. Also
+//! what a keyed request gets when the layer is switched off.
 
 use bytes::Bytes;
 use http::{Request, Response, request::Parts};
@@ -109,6 +110,18 @@ where
     };
     let parts = unclaimed(&settings, id, key, parts);
     pass(disposition, inner, parts, body).await
+}
+
+/// Gives a keyed request that is not guarded because the layer is switched off what its handler may
+/// ask for: an operator must be able to switch it off and break nothing.
+pub(crate) fn switched_off(settings: &Settings, mut parts: Parts) -> Parts {
+    let Ok(Some(key)) = settings.key.read(&parts) else { return parts };
+    if let Some(scope) = (settings.scope)(&parts) {
+        let id = OperationId::new(&scope, key.as_str());
+        return unclaimed(settings, id, key, parts);
+    }
+    parts.extensions.insert(key);
+    parts
 }
 
 /// Gives a request that runs beside the entry of its operation what a handler may ask for: the key,

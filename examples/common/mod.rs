@@ -3,7 +3,7 @@
 
 use std::{
     env, fmt::Display, net::SocketAddr, ops::RangeInclusive, process::ExitCode, str::FromStr,
-    time::Duration,
+    sync::Arc, time::Duration,
 };
 
 use axum::{
@@ -19,7 +19,7 @@ use axum::{
     serve::ListenerExt,
 };
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, signal};
+use tokio::{net::TcpListener, signal, sync::Notify};
 use tower_idempotency::{IdempotencyLayer, MemoryStore, StoredResponse};
 
 // ---- Settings ----
@@ -93,6 +93,8 @@ pub(crate) async fn serve(
     app: Router,
     layer: &IdempotencyLayer,
 ) -> Result<(), String> {
+    // Before anybody can be told to stop us, or the signal would kill us.
+    let asked_to_stop = asked_to_stop().map_err(|error| format!("signals: {error}"))?;
     let listener = TcpListener::bind(addr).await;
     let listener = listener.map_err(|error| format!("ADDR: cannot listen on {addr}: {error}"))?;
     let local = listener.local_addr().map_err(|error| format!("ADDR: {error}"))?;
@@ -102,7 +104,21 @@ pub(crate) async fn serve(
         // What is written is to go out at once; that it would go out later is no reason to fail.
         let _as_it_is = connection.set_nodelay(true);
     });
-    let served = axum::serve(listener, app).with_graceful_shutdown(asked_to_stop()).await;
+    let stopping = Arc::new(Notify::new());
+    let stop = Arc::clone(&stopping);
+    let serving = axum::serve(listener, app).with_graceful_shutdown(async move {
+        asked_to_stop.await;
+        stop.notify_one();
+    });
+    let out_of_patience = async {
+        stopping.notified().await;
+        tokio::time::sleep(GRACE).await;
+    };
+    let served = tokio::select! {
+        served = serving => served,
+        // Somebody keeps a half-sent request open: cut.
+        () = out_of_patience => Ok(()),
+    };
     // Connections are closed; executions whose callers had left may still be running.
     let left = layer.drain(Duration::from_secs(30)).await;
     if left > 0 {
@@ -110,6 +126,9 @@ pub(crate) async fn serve(
     }
     served.map_err(|error| error.to_string())
 }
+
+/// How long connections may take to come to their end when the process is asked to stop.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// Ends the program, and says why if it is not to be.
 pub(crate) fn exit(program: &str, outcome: Result<(), String>) -> ExitCode {
@@ -122,24 +141,25 @@ pub(crate) fn exit(program: &str, outcome: Result<(), String>) -> ExitCode {
     }
 }
 
-async fn asked_to_stop() {
-    let interrupted = async {
-        let _interrupted = signal::ctrl_c().await;
-    };
+/// Waits for a signal to stop. The signals are listened to from this call on, not from the first
+/// poll.
+fn asked_to_stop() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
     #[cfg(unix)]
-    let terminated = async {
-        match signal::unix::signal(signal::unix::SignalKind::terminate()) {
-            Ok(mut terminated) => {
-                terminated.recv().await;
+    {
+        use signal::unix::{SignalKind, signal};
+        let mut interrupted = signal(SignalKind::interrupt())?;
+        let mut terminated = signal(SignalKind::terminate())?;
+        Ok(async move {
+            tokio::select! {
+                _ = interrupted.recv() => {}
+                _ = terminated.recv() => {}
             }
-            Err(_) => std::future::pending().await,
-        }
-    };
+        })
+    }
     #[cfg(not(unix))]
-    let terminated = std::future::pending::<()>();
-    tokio::select! {
-        () = interrupted => {}
-        () = terminated => {}
+    {
+        let interrupted = signal::ctrl_c();
+        Ok(async move { drop(interrupted.await) })
     }
 }
 

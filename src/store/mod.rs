@@ -113,7 +113,7 @@ pub trait Claim<V>: Send + Sync + 'static {
     fn extend(&mut self, _extensions: &mut http::Extensions) {}
 
     /// Records a value, to live for its retention from now. On an error it may be there all the
-    /// same.
+    /// same; and dropped before it has answered, it must not release: the work has been done.
     fn complete(self: Box<Self>, completion: Completion<V>) -> StoreFuture<Ownership>;
 
     /// Ends the claim and leaves nothing: the next one runs.

@@ -40,6 +40,9 @@ const SWEEP_BATCH: usize = 64;
 /// a claim over that is refused and nothing live is dropped. So plan for keyed requests per second
 /// × retention.
 ///
+/// Values are cloned and dropped with the store locked: their `Clone` and `Drop` must not call the
+/// store, and had better be cheap, as an `Arc`'s are.
+///
 /// The clock is tokio's, which tests may pause. Nothing runs in the background: entries that have
 /// ended are cleared by later calls, and count no more from the moment they end.
 pub struct MemoryStore<V> {
@@ -104,11 +107,16 @@ impl<V: Clone + Send + Sync + 'static> MemoryStore<V> {
     ///
     /// # Panics
     ///
-    /// If `entries` is zero.
+    /// If `entries` is zero, or less than the [share](Self::scope_share) of a scope.
     #[must_use]
     #[track_caller]
     pub fn capacity(self, entries: usize) -> Self {
         assert!(entries > 0, "capacity: a store needs room for at least 1 entry");
+        let share = self.shared.table().room.scope_share;
+        assert!(
+            share.is_none_or(|share| share <= entries),
+            "capacity: {entries} entries are less than the scope_share ({share:?})"
+        );
         self.shared.table().room.capacity = entries;
         self
     }
