@@ -10,18 +10,20 @@
 //! the number of members, and the members sorted by name, each as name length, name and value. So two documents share
 //! an input to the hash only if they mean the same.
 
-use std::borrow::Cow;
-
-use json_event_parser::{JsonEvent, LowLevelJsonParser};
+use hifijson::{
+    Expect, Read as _, SliceLexer,
+    escape::Lex as _,
+    num::LexWrite as _,
+    str::{self, LexWrite as _},
+    token::Lex as _,
+};
 use sha2::{Digest as _, Sha256};
 
 #[cfg(test)]
 mod tests;
 
-/// Arrays and objects inside each other; deeper bodies are compared by their bytes.
+/// Arrays and objects inside each other; deeper bodies are compared by their bytes. It also bounds the stack.
 const MAX_DEPTH: usize = 128;
-
-const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 const NULL: u8 = b'n';
 const FALSE: u8 = b'f';
@@ -31,153 +33,171 @@ const STRING: u8 = b's';
 const ARRAY: u8 = b'a';
 const OBJECT: u8 = b'o';
 
-enum Value<'a> {
-    Null,
-    Boolean(bool),
-    Number(Cow<'a, str>),
-    String(Cow<'a, str>),
-    Array([u8; 32]),
-    Object([u8; 32]),
-}
-
-struct Member<'a> {
-    name: Cow<'a, str>,
-    value: Value<'a>,
-}
-
-/// An array or object whose end has not been read, with the place where its part of the shared buffers begins.
-enum Open {
-    /// Its encoded elements are the rest of `encoded`.
-    Array(usize),
-    /// Its members are the rest of `members`.
-    Object(usize),
-}
-
 /// The digest of a JSON document by meaning, or `None` when it has to be compared by its bytes.
 ///
-/// Takes n log n time in the size of the body at most, and no stack that grows with its depth.
+/// Takes n log n time in the size of the body at most.
 pub(crate) fn digest(body: &[u8]) -> Option<[u8; 32]> {
-    // The parser would skip the mark, and then two different bodies were one.
-    if body.starts_with(BYTE_ORDER_MARK) {
+    // Once for all strings.
+    std::str::from_utf8(body).ok()?;
+    let mut lexer = SliceLexer::new(body);
+    let mut reader = Reader {
+        encoded: Vec::with_capacity(body.len().clamp(128, 4096)),
+        members: Vec::with_capacity(16),
+    };
+    let first = lexer.ws_peek()?;
+    reader.value(first, &mut lexer, MAX_DEPTH).ok()?;
+    if lexer.ws_peek().is_some() {
         return None;
     }
-    // The parser's slice reader wraps this one and costs a fifth more in copies of its events.
-    let mut parser = LowLevelJsonParser::new();
-    let mut rest = body;
-    let mut open = Vec::with_capacity(8);
-    // Both buffers are used as stacks: what is open inside lies above what is open around it.
-    let mut members = Vec::with_capacity(16);
-    let mut encoded = Vec::with_capacity(body.len().min(1024));
-    let mut root = None;
-    loop {
-        let step = parser.parse_next(rest, true);
-        rest = &rest[step.consumed_bytes..];
-        let value = match step.event?.ok()? {
-            JsonEvent::Null => Value::Null,
-            JsonEvent::Boolean(value) => Value::Boolean(value),
-            JsonEvent::Number(text) => Value::Number(text),
-            JsonEvent::String(text) => Value::String(text),
-            JsonEvent::StartArray => {
-                if open.len() == MAX_DEPTH {
-                    return None;
-                }
-                open.push(Open::Array(encoded.len()));
-                encoded.push(ARRAY);
-                continue;
+    match &reader.encoded[..] {
+        [ARRAY | OBJECT, digest @ ..] => digest.try_into().ok(),
+        encoded => Some(Sha256::digest(encoded).into()),
+    }
+}
+
+/// The body is not JSON, or not JSON that everybody understands alike.
+struct ByBytes;
+
+impl From<Expect> for ByBytes {
+    fn from(_: Expect) -> Self {
+        Self
+    }
+}
+
+impl From<str::Error> for ByBytes {
+    fn from(_: str::Error) -> Self {
+        Self
+    }
+}
+
+/// Both buffers are used as stacks: what is open inside lies above what is open around it.
+struct Reader {
+    /// Encoded elements and members of what is open.
+    encoded: Vec<u8>,
+    members: Vec<Member>,
+}
+
+/// Where a member is among what is encoded.
+struct Member {
+    /// Its name's length begins here.
+    start: usize,
+    name: usize,
+    value: usize,
+    end: usize,
+}
+
+impl Reader {
+    /// Reads a value that begins with `first`, and encodes it. `depth` more arrays and objects may be open.
+    fn value(
+        &mut self,
+        first: u8,
+        lexer: &mut SliceLexer<'_>,
+        depth: usize,
+    ) -> Result<(), ByBytes> {
+        match first {
+            b'"' => {
+                self.encoded.push(STRING);
+                self.text(lexer.discarded())?;
             }
-            JsonEvent::StartObject => {
-                if open.len() == MAX_DEPTH {
-                    return None;
-                }
-                open.push(Open::Object(members.len()));
-                continue;
+            b'-' | b'0'..=b'9' => {
+                let (text, _) = lexer.num_bytes().validated().map_err(|_| ByBytes)?;
+                self.encoded.push(NUMBER);
+                push_length(&mut self.encoded, text.len());
+                self.encoded.extend_from_slice(text);
             }
-            JsonEvent::ObjectKey(name) => {
-                // Its value comes next, or after all that is nested in it.
-                members.push(Member { name, value: Value::Null });
-                continue;
+            b'{' => {
+                return self.object(lexer.discarded(), depth.checked_sub(1).ok_or(ByBytes)?);
             }
-            JsonEvent::EndArray => {
-                let Some(Open::Array(start)) = open.pop() else {
-                    return None;
-                };
-                Value::Array(close(&mut encoded, start))
+            b'[' => {
+                return self.array(lexer.discarded(), depth.checked_sub(1).ok_or(ByBytes)?);
             }
-            JsonEvent::EndObject => {
-                let Some(Open::Object(start)) = open.pop() else {
-                    return None;
-                };
-                let value = Value::Object(object(&mut members[start..], &mut encoded)?);
-                members.truncate(start);
-                value
-            }
-            // The parser has checked that exactly one value came before.
-            JsonEvent::Eof => return root,
-        };
-        match open.last() {
-            Some(Open::Array(_)) => value.encode(&mut encoded),
-            Some(Open::Object(_)) => members.last_mut()?.value = value,
-            None => {
-                root = Some(match value {
-                    Value::Array(digest) | Value::Object(digest) => digest,
-                    scalar => {
-                        scalar.encode(&mut encoded);
-                        close(&mut encoded, 0)
-                    }
-                });
-            }
+            _ => self.encoded.push(match lexer.null_or_bool().ok_or(ByBytes)? {
+                None => NULL,
+                Some(false) => FALSE,
+                Some(true) => TRUE,
+            }),
         }
+        Ok(())
     }
-}
 
-/// The digest of an object, or `None` if two members have the same name.
-fn object(members: &mut [Member<'_>], encoded: &mut Vec<u8>) -> Option<[u8; 32]> {
-    members.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-    if members.windows(2).any(|pair| pair[0].name == pair[1].name) {
-        return None;
+    /// Reads the rest of an array.
+    fn array(&mut self, lexer: &mut SliceLexer<'_>, depth: usize) -> Result<(), ByBytes> {
+        let start = self.encoded.len();
+        self.encoded.push(ARRAY);
+        lexer.seq(b']', SliceLexer::ws_peek, |first, lexer| self.value(first, lexer, depth))?;
+        self.close(ARRAY, start, start);
+        Ok(())
     }
-    let start = encoded.len();
-    encoded.push(OBJECT);
-    push_length(encoded, members.len());
-    for member in members {
-        push_text(encoded, &member.name);
-        member.value.encode(encoded);
+
+    /// Reads the rest of an object.
+    fn object(&mut self, lexer: &mut SliceLexer<'_>, depth: usize) -> Result<(), ByBytes> {
+        let start = self.encoded.len();
+        let first_member = self.members.len();
+        lexer.seq(b'}', SliceLexer::ws_peek, |first, lexer| {
+            let start = self.encoded.len();
+            lexer.expect(|_| Some(first), b'"').ok_or(ByBytes)?;
+            let name = self.text(lexer)?;
+            let value = self.encoded.len();
+            lexer.expect(SliceLexer::ws_peek, b':').ok_or(ByBytes)?;
+            let first = lexer.ws_peek().ok_or(ByBytes)?;
+            self.value(first, lexer, depth)?;
+            self.members.push(Member { start, name, value, end: self.encoded.len() });
+            Ok::<_, ByBytes>(())
+        })?;
+        let members = &mut self.members[first_member..];
+        let encoded = &mut self.encoded;
+        let name = |member: &Member| &encoded[member.name..member.value];
+        members.sort_unstable_by(|a, b| name(a).cmp(name(b)));
+        if members.windows(2).any(|pair| name(&pair[0]) == name(&pair[1])) {
+            return Err(ByBytes);
+        }
+        let sorted = encoded.len();
+        encoded.push(OBJECT);
+        push_length(encoded, members.len());
+        for member in members {
+            encoded.extend_from_within(member.start..member.end);
+        }
+        self.close(OBJECT, start, sorted);
+        self.members.truncate(first_member);
+        Ok(())
     }
-    Some(close(encoded, start))
-}
 
-/// Replaces the encoding from `start` on with its digest.
-fn close(encoded: &mut Vec<u8>, start: usize) -> [u8; 32] {
-    let digest = Sha256::digest(&encoded[start..]).into();
-    encoded.truncate(start);
-    digest
-}
-
-impl Value<'_> {
-    fn encode(&self, encoded: &mut Vec<u8>) {
-        let (tag, digest) = match self {
-            Self::Null => return encoded.push(NULL),
-            Self::Boolean(false) => return encoded.push(FALSE),
-            Self::Boolean(true) => return encoded.push(TRUE),
-            Self::Number(text) => {
-                encoded.push(NUMBER);
-                return push_text(encoded, text);
-            }
-            Self::String(text) => {
-                encoded.push(STRING);
-                return push_text(encoded, text);
-            }
-            Self::Array(digest) => (ARRAY, digest),
-            Self::Object(digest) => (OBJECT, digest),
-        };
-        encoded.push(tag);
-        encoded.extend_from_slice(digest);
+    /// Reads the rest of a string and encodes it, behind its length. Returns where it begins.
+    fn text(&mut self, lexer: &mut SliceLexer<'_>) -> Result<usize, ByBytes> {
+        let start = self.encoded.len();
+        // Room for its length, which most often is one byte.
+        self.encoded.push(0);
+        lexer.str_fold(
+            &mut self.encoded,
+            |bytes, encoded| {
+                encoded.extend_from_slice(bytes);
+                Ok::<_, ByBytes>(())
+            },
+            |lexer, encoded| {
+                let kind = lexer.take_next().ok_or(ByBytes)?;
+                let character = lexer.escape(kind).map_err(|_| ByBytes)?;
+                encoded.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
+                Ok(())
+            },
+        )?;
+        let length = self.encoded.len() - start - 1;
+        if let Ok(length @ ..0x80) = u8::try_from(length) {
+            self.encoded[start] = length;
+            return Ok(start + 1);
+        }
+        let mut prefix = Vec::with_capacity(10);
+        push_length(&mut prefix, length);
+        self.encoded.splice(start..=start, prefix.iter().copied());
+        Ok(start + prefix.len())
     }
-}
 
-fn push_text(encoded: &mut Vec<u8>, text: &str) {
-    push_length(encoded, text.len());
-    encoded.extend_from_slice(text.as_bytes());
+    /// Puts the digest of what is encoded from `from` on, behind a tag, into the place of all from `start` on.
+    fn close(&mut self, tag: u8, start: usize, from: usize) {
+        let digest = Sha256::digest(&self.encoded[from..]);
+        self.encoded.truncate(start);
+        self.encoded.push(tag);
+        self.encoded.extend_from_slice(&digest);
+    }
 }
 
 /// Seven bits a byte, the lowest first; the top bit says that more follow. One byte for nearly every name and value.
