@@ -12,7 +12,7 @@ use crate::{
     buffer::Buffer,
     disposition::Dispositions,
     engine::{Detached, InFlight, OnFailure, OnLeave, assert_longer_than_zero, assert_waiters},
-    fingerprint::Fingerprint,
+    fingerprint::{Fingerprint, Selection},
     guard::{Ceiling, Guard, Permit},
     key::{IdempotencyKey, InvalidKey},
     outcome::{Outcome, as_stripe_records, client_errors_are_final},
@@ -160,6 +160,61 @@ impl IdempotencyLayer {
     pub fn fingerprint_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         let names = names.into_iter().collect();
         self.set(|settings| settings.counts.headers = names)
+    }
+
+    /// The parts of a JSON body that count, as JSON Pointers (RFC 6901): `/amount`, `/items/0/sku`.
+    /// What is elsewhere may change from one try to the next. Default: all of it. Replaces
+    /// [`fingerprint_json_except`], and is replaced by it.
+    ///
+    /// It holds for bodies that are compared by their meaning. Two of them are alike if the same
+    /// pointers point at something, and at equal values: a member that is missing is not one that
+    /// is `null`, but bodies without any of the parts are all alike. Other bodies (of another type,
+    /// encoded, broken, with a name twice in one object, too deep) count with every byte.
+    ///
+    /// With other pointers, repeats of JSON requests that came before are conflicts.
+    ///
+    /// ```
+    /// # use tower_idempotency::{IdempotencyLayer, scope};
+    /// let layer = IdempotencyLayer::new(scope::single_tenant())
+    ///     .fingerprint_json_only(["/amount", "/currency", "/items"]);
+    /// # drop(layer);
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If there are none, or one is not a JSON Pointer: it is empty (all of the body) or begins
+    /// with `/`, and in a name `~` is written `~0`, and `/` `~1`.
+    ///
+    /// [`fingerprint_json_except`]: Self::fingerprint_json_except
+    #[track_caller]
+    pub fn fingerprint_json_only<P: AsRef<str>>(
+        self,
+        pointers: impl IntoIterator<Item = P>,
+    ) -> Self {
+        let selection = accept("fingerprint_json_only", Selection::only(pointers));
+        self.set(|settings| settings.counts.json = selection)
+    }
+
+    /// The parts of a JSON body that do not count, as JSON Pointers (RFC 6901): a nonce, the time
+    /// it was sent (`/meta/sent_at`). Two bodies are alike if they are so without those parts. An
+    /// element that does not count leaves its place behind: the others keep their index. Default:
+    /// none. Replaces [`fingerprint_json_only`], and is replaced by it; without any pointer all of
+    /// the body counts.
+    ///
+    /// Which bodies it holds for, and what changing it does, is as for [`fingerprint_json_only`].
+    ///
+    /// # Panics
+    ///
+    /// If one is not a JSON Pointer, or is the empty one, which is all of the body.
+    ///
+    /// [`fingerprint_json_only`]: Self::fingerprint_json_only
+    #[track_caller]
+    pub fn fingerprint_json_except<P: AsRef<str>>(
+        self,
+        pointers: impl IntoIterator<Item = P>,
+    ) -> Self {
+        let selection = accept("fingerprint_json_except", Selection::except(pointers));
+        self.set(|settings| settings.counts.json = selection.flatten())
     }
 
     /// Says what a request asks for besides its method and its path and query, which always count;
@@ -469,6 +524,15 @@ impl IdempotencyLayer {
     pub async fn drain(&self, timeout: Duration) -> usize {
         self.settings.engine.drain(timeout).await
     }
+}
+
+/// What a setting was given, unless there is something to say against it.
+#[track_caller]
+fn accept<T>(setting: &str, given: Result<T, String>) -> Option<T> {
+    if let Err(why) = &given {
+        assert!(why.is_empty(), "{setting}: {why}");
+    }
+    given.ok()
 }
 
 impl<S> Layer<S> for IdempotencyLayer {

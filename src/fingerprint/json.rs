@@ -9,6 +9,10 @@
 //! and objects their digest. An array's digest is taken over its tag and elements. An object's is taken over its tag,
 //! the number of members, and the members sorted by name, each as name length, name and value. So two documents share
 //! an input to the hash only if they mean the same.
+//!
+//! Under a selection, what does not count is left out, after it has been read: the whole body has to be JSON. An array
+//! of which something may be left out has a tag of its own, and each element behind its index. A document of which
+//! nothing is left has no encoding, and the digest of that.
 
 use hifijson::{
     Expect, Read as _, SliceLexer,
@@ -18,6 +22,8 @@ use hifijson::{
     token::Lex as _,
 };
 use sha2::{Digest as _, Sha256};
+
+use super::selection::{Part, Selection};
 
 #[cfg(test)]
 mod tests;
@@ -31,12 +37,22 @@ const TRUE: u8 = b't';
 const NUMBER: u8 = b'0';
 const STRING: u8 = b's';
 const ARRAY: u8 = b'a';
+const ARRAY_BY_INDEX: u8 = b'i';
 const OBJECT: u8 = b'o';
 
 /// The digest of a JSON document by meaning, or `None` when it has to be compared by its bytes.
 ///
 /// Takes n log n time in the size of the body at most.
 pub(crate) fn digest(body: &[u8]) -> Option<[u8; 32]> {
+    digest_part(body, Part::All)
+}
+
+/// The digest of what is selected of a JSON document, or `None` when all of it has to be compared by its bytes.
+pub(crate) fn digest_selected(body: &[u8], selection: &Selection) -> Option<[u8; 32]> {
+    digest_part(body, selection.root())
+}
+
+fn digest_part(body: &[u8], part: Part<'_>) -> Option<[u8; 32]> {
     // Once for all strings.
     std::str::from_utf8(body).ok()?;
     let mut lexer = SliceLexer::new(body);
@@ -45,7 +61,7 @@ pub(crate) fn digest(body: &[u8]) -> Option<[u8; 32]> {
         members: Vec::with_capacity(16),
     };
     let first = lexer.ws_peek()?;
-    reader.value(first, &mut lexer, MAX_DEPTH).ok()?;
+    reader.value(first, &mut lexer, part, MAX_DEPTH).ok()?;
     if lexer.ws_peek().is_some() {
         return None;
     }
@@ -86,14 +102,23 @@ struct Member {
     end: usize,
 }
 
+impl Member {
+    fn counts(&self) -> bool {
+        self.value < self.end
+    }
+}
+
 impl Reader {
-    /// Reads a value that begins with `first`, and encodes it. `depth` more arrays and objects may be open.
+    /// Reads a value that begins with `first`, and encodes what counts of it. `depth` more arrays and objects may be
+    /// open.
     fn value(
         &mut self,
         first: u8,
         lexer: &mut SliceLexer<'_>,
+        part: Part<'_>,
         depth: usize,
     ) -> Result<(), ByBytes> {
+        let start = self.encoded.len();
         match first {
             b'"' => {
                 self.encoded.push(STRING);
@@ -106,10 +131,10 @@ impl Reader {
                 self.encoded.extend_from_slice(text);
             }
             b'{' => {
-                return self.object(lexer.discarded(), depth.checked_sub(1).ok_or(ByBytes)?);
+                return self.object(lexer.discarded(), part, depth.checked_sub(1).ok_or(ByBytes)?);
             }
             b'[' => {
-                return self.array(lexer.discarded(), depth.checked_sub(1).ok_or(ByBytes)?);
+                return self.array(lexer.discarded(), part, depth.checked_sub(1).ok_or(ByBytes)?);
             }
             _ => self.encoded.push(match lexer.null_or_bool().ok_or(ByBytes)? {
                 None => NULL,
@@ -117,22 +142,54 @@ impl Reader {
                 Some(true) => TRUE,
             }),
         }
+        if !part.by_itself() {
+            self.encoded.truncate(start);
+        }
         Ok(())
     }
 
     /// Reads the rest of an array.
-    fn array(&mut self, lexer: &mut SliceLexer<'_>, depth: usize) -> Result<(), ByBytes> {
+    fn array(
+        &mut self,
+        lexer: &mut SliceLexer<'_>,
+        part: Part<'_>,
+        depth: usize,
+    ) -> Result<(), ByBytes> {
         let start = self.encoded.len();
-        self.encoded.push(ARRAY);
-        lexer.seq(b']', SliceLexer::ws_peek, |first, lexer| self.value(first, lexer, depth))?;
-        self.close(ARRAY, start, start);
+        let by_index = part.is_inside();
+        self.encoded.push(if by_index { ARRAY_BY_INDEX } else { ARRAY });
+        let mut index = 0;
+        lexer.seq(b']', SliceLexer::ws_peek, |first, lexer| {
+            let start = self.encoded.len();
+            if by_index {
+                push_length(&mut self.encoded, index);
+            }
+            let value = self.encoded.len();
+            self.value(first, lexer, part.of_element(index), depth)?;
+            if self.encoded.len() == value {
+                self.encoded.truncate(start);
+            }
+            index += 1;
+            Ok::<_, ByBytes>(())
+        })?;
+        if part.by_itself() || self.encoded.len() > start + 1 {
+            self.close(ARRAY, start, start);
+        } else {
+            self.encoded.truncate(start);
+        }
         Ok(())
     }
 
     /// Reads the rest of an object.
-    fn object(&mut self, lexer: &mut SliceLexer<'_>, depth: usize) -> Result<(), ByBytes> {
+    fn object(
+        &mut self,
+        lexer: &mut SliceLexer<'_>,
+        part: Part<'_>,
+        depth: usize,
+    ) -> Result<(), ByBytes> {
         let start = self.encoded.len();
         let first_member = self.members.len();
+        let mut count = 0;
         lexer.seq(b'}', SliceLexer::ws_peek, |first, lexer| {
             let start = self.encoded.len();
             lexer.expect(|_| Some(first), b'"').ok_or(ByBytes)?;
@@ -140,8 +197,11 @@ impl Reader {
             let value = self.encoded.len();
             lexer.expect(SliceLexer::ws_peek, b':').ok_or(ByBytes)?;
             let first = lexer.ws_peek().ok_or(ByBytes)?;
-            self.value(first, lexer, depth)?;
-            self.members.push(Member { start, name, value, end: self.encoded.len() });
+            let part = part.of_member(&self.encoded[name..]);
+            self.value(first, lexer, part, depth)?;
+            let member = Member { start, name, value, end: self.encoded.len() };
+            count += usize::from(member.counts());
+            self.members.push(member);
             Ok::<_, ByBytes>(())
         })?;
         let members = &mut self.members[first_member..];
@@ -151,13 +211,17 @@ impl Reader {
         if members.windows(2).any(|pair| name(&pair[0]) == name(&pair[1])) {
             return Err(ByBytes);
         }
-        let sorted = encoded.len();
-        encoded.push(OBJECT);
-        push_length(encoded, members.len());
-        for member in members {
-            encoded.extend_from_within(member.start..member.end);
+        if count > 0 || part.by_itself() {
+            let sorted = encoded.len();
+            encoded.push(OBJECT);
+            push_length(encoded, count);
+            for member in members.iter().filter(|member| member.counts()) {
+                encoded.extend_from_within(member.start..member.end);
+            }
+            self.close(OBJECT, start, sorted);
+        } else {
+            encoded.truncate(start);
         }
-        self.close(OBJECT, start, sorted);
         self.members.truncate(first_member);
         Ok(())
     }

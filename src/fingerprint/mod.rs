@@ -12,14 +12,17 @@ use http::{
 
 use crate::digest::{Digest, Framed};
 
+pub(crate) use selection::Selection;
+
 mod json;
+mod selection;
 
 /// What a request asks for, as two SHA-256 digests: of its exact bytes, and of its meaning.
 ///
 /// Both cover the method, the path and query (the original ones too, under nested routers), every `Content-Type` and
 /// `Content-Encoding` line, the chosen headers, the body and the trailers, each behind its length
 /// or in front of it, and a version. They differ only where a JSON body was understood: then the
-/// meaning covers its value instead of its bytes.
+/// meaning covers its value, or what is selected of it, instead of its bytes.
 ///
 /// Two fingerprints are equal if their meanings are. The exact digest is there to recognise
 /// identical bytes without parsing them again.
@@ -81,6 +84,8 @@ impl fmt::Debug for Fingerprint {
 pub(crate) struct Counts {
     /// These headers, besides the content's own.
     pub(crate) headers: Vec<HeaderName>,
+    /// These parts of a JSON body, instead of all of it.
+    pub(crate) json: Option<Selection>,
     /// What a function of the user's own says, instead of all the rest.
     pub(crate) own: Option<Arc<OwnFingerprint>>,
 }
@@ -89,6 +94,7 @@ impl fmt::Debug for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Counts")
             .field("headers", &self.headers)
+            .field("json", &self.json)
             .field("own", &self.own.is_some())
             .finish()
     }
@@ -100,7 +106,7 @@ impl Counts {
     /// Starts on a request by its head.
     pub(crate) fn begin(&self, parts: &Parts) -> Making<'_> {
         match &self.own {
-            None => Making::Content(Fingerprinter::new(parts, &self.headers)),
+            None => Making::Content(Fingerprinter::new(parts, &self.headers, self.json.as_ref())),
             Some(own) => Making::Own(&**own),
         }
     }
@@ -109,7 +115,7 @@ impl Counts {
 /// A fingerprint in the making.
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one")]
 pub(crate) enum Making<'a> {
-    Content(Fingerprinter),
+    Content(Fingerprinter<'a>),
     Own(&'a OwnFingerprint),
 }
 
@@ -143,18 +149,26 @@ impl Making<'_> {
 }
 
 /// Makes a fingerprint of a request's content while the body arrives.
-pub(crate) struct Fingerprinter {
+pub(crate) struct Fingerprinter<'a> {
     /// The digest of the head: where the body's bytes and the body's meaning part ways.
     head: Framed,
     exact: Framed,
     body_length: usize,
     is_json: bool,
+    selection: Option<&'a Selection>,
 }
 
-impl Fingerprinter {
-    /// Takes in the head. `chosen` are the headers that count besides the content's own.
-    fn new(parts: &Parts, chosen: &[HeaderName]) -> Self {
+impl<'a> Fingerprinter<'a> {
+    /// Takes in the head. `chosen` are the headers that count besides the content's own, `selection`
+    /// is what counts of a JSON body.
+    fn new(parts: &Parts, chosen: &[HeaderName], selection: Option<&'a Selection>) -> Self {
+        let is_json = is_json(&parts.headers);
+        let selection = selection.filter(|_| is_json);
         let mut head = head("tower-idempotency request 1", parts);
+        // In front of the body's bytes too: they have another meaning under another selection, and
+        // must not be recognised.
+        head.field(selection.map_or(&[], |selection| selection.id()));
+        head.number(chosen.len());
         for name in [CONTENT_TYPE, CONTENT_ENCODING].iter().chain(chosen) {
             head.field(name.as_str().as_bytes());
             let lines = parts.headers.get_all(name);
@@ -165,7 +179,7 @@ impl Fingerprinter {
         }
         let mut exact = head.clone();
         exact.field(b"bytes");
-        Self { head, exact, body_length: 0, is_json: is_json(&parts.headers) }
+        Self { head, exact, body_length: 0, is_json, selection }
     }
 
     fn data(&mut self, chunk: &[u8]) {
@@ -193,7 +207,12 @@ impl Fingerprinter {
         {
             return known;
         }
-        let meaning = match self.is_json.then(|| json::digest(body)).flatten() {
+        let value = match (self.is_json, self.selection) {
+            (false, _) => None,
+            (true, None) => json::digest(body),
+            (true, Some(selection)) => json::digest_selected(body, selection),
+        };
+        let meaning = match value {
             None => exact,
             Some(value) => {
                 let mut meaning = self.head;

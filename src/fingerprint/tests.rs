@@ -9,6 +9,7 @@ struct Asked {
     headers: Vec<(&'static str, &'static str)>,
     body: Vec<&'static [u8]>,
     trailers: Vec<(&'static str, &'static str)>,
+    selection: Option<Selection>,
 }
 
 fn json(body: &'static str) -> Asked {
@@ -18,6 +19,7 @@ fn json(body: &'static str) -> Asked {
         headers: vec![("content-type", "application/json")],
         body: vec![body.as_bytes()],
         trailers: vec![],
+        selection: None,
     }
 }
 
@@ -36,7 +38,8 @@ impl Asked {
             request = request.header(*name, *value);
         }
         let parts = request.body(()).unwrap().into_parts().0;
-        let mut made = Fingerprinter::new(&parts, &[HeaderName::from_static("x-session-key")]);
+        let chosen = [HeaderName::from_static("x-session-key")];
+        let mut made = Fingerprinter::new(&parts, &chosen, self.selection.as_ref());
         for chunk in &self.body {
             made.data(chunk);
         }
@@ -147,6 +150,58 @@ fn identical_bytes_take_over_the_known_fingerprint_unparsed() {
     let known = Fingerprint { exact: first.fingerprint(None).exact, meaning: [7; 32] };
     assert_eq!(first.fingerprint(Some(known)).meaning, [7; 32]);
     assert_ne!(json(r#"{"a": 1}"#).fingerprint(Some(known)).meaning, [7; 32]);
+}
+
+fn selected(pointers: &[&str], body: &'static str) -> Asked {
+    Asked { selection: Some(Selection::only(pointers).expect("pointers")), ..json(body) }
+}
+
+#[test]
+fn under_a_selection_only_that_part_of_a_json_body_counts() {
+    let [a, b, c] = [r#"{"a":1,"b":1}"#, r#"{"b":2,"a":1}"#, r#"{"a":2,"b":1}"#];
+    same(&selected(&["/a"], a), &selected(&["/a"], b));
+    differ(&selected(&["/a"], a), &selected(&["/a"], c));
+    let trailer = Asked { trailers: vec![("x-checksum", "1")], ..selected(&["/a"], a) };
+    differ(&selected(&["/a"], a), &trailer);
+    // What is compared by its bytes is compared by all of them.
+    let broken = [r#"{"a":1,"b":1"#, r#"{"a":1,"b":2"#];
+    differ(&selected(&["/a"], broken[0]), &selected(&["/a"], broken[1]));
+    same(&selected(&["/a"], broken[0]), &selected(&["/a"], broken[0]));
+}
+
+#[test]
+fn what_one_selection_makes_is_never_like_what_another_or_none_makes() {
+    // Other bodies are as they are without it.
+    let plain = |selection| Asked { selection, ..bytes(b"{\"a\":1}") };
+    same(&plain(None), &plain(selected(&["/a"], "").selection));
+    for body in ["{}", "1", r#"{"a":1}"#, r#"{"a":{"b":1},"b":2}"#, "{", ""] {
+        let except = Selection::except(["/a"]).expect("a pointer");
+        let made = [
+            json(body),
+            selected(&[""], body),
+            selected(&["/a"], body),
+            selected(&["/a/b"], body),
+            selected(&["/b"], body),
+            selected(&["/a", "/b"], body),
+            Asked { selection: except, ..json(body) },
+        ];
+        for (at, a) in made.iter().enumerate() {
+            for b in &made[..at] {
+                differ(a, b);
+                // Nor is the other's taken over because the bytes are the same.
+                assert_eq!(a.fingerprint(Some(b.fingerprint(None))), a.fingerprint(None));
+            }
+        }
+    }
+}
+
+#[test]
+fn identical_bytes_under_the_same_selection_are_recognised() {
+    let first = selected(&["/a"], r#"{"a":1}"#);
+    let known = Fingerprint { exact: first.fingerprint(None).exact, meaning: [7; 32] };
+    assert_eq!(first.fingerprint(Some(known)).meaning, [7; 32]);
+    // What does not count is still another body.
+    assert_ne!(selected(&["/a"], r#"{"a":1,"b":1}"#).fingerprint(Some(known)).meaning, [7; 32]);
 }
 
 #[test]

@@ -39,6 +39,12 @@ fn impossible_values_are_refused_by_name() {
     for method in [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT] {
         assert_refused("methods", || layer().methods([Method::POST, method]));
     }
+    assert_refused("fingerprint_json_only", || layer().fingerprint_json_only([""; 0]));
+    assert_refused("fingerprint_json_except", || layer().fingerprint_json_except(["/a", ""]));
+    for pointer in ["amount", "#/amount", "$.amount", "/a~", "/a~2"] {
+        assert_refused("fingerprint_json_only", || layer().fingerprint_json_only([pointer]));
+        assert_refused("fingerprint_json_except", || layer().fingerprint_json_except([pointer]));
+    }
     assert_refused("request_limit", || layer().request_limit(0));
     assert_refused("buffered_bytes", || layer().buffered_bytes(0));
     assert_refused("waiters", || layer().waiters(0, 1));
@@ -171,6 +177,7 @@ fn what_is_set_can_be_read() {
         .response_limit(4_321)
         .retention(Duration::from_secs(99))
         .fingerprint_headers([HeaderName::from_static("x-session-key")])
+        .fingerprint_json_only(["/amount"])
         .on_failure(OnFailure::Hold)
         .on_leave(OnLeave::Cancel)
         .in_flight(InFlight::Reject)
@@ -194,6 +201,7 @@ fn what_is_set_can_be_read() {
             "4321",
             "retention: 99s",
             "x-session-key",
+            "/amount",
             "Hold",
             "Cancel",
             "Reject",
