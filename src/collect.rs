@@ -34,6 +34,7 @@ impl Collected {
         }
     }
 
+    /// All of it, in no more memory than it takes.
     pub(crate) fn finish(self) -> Bytes {
         self.rest.map_or(self.first, |mut rest| {
             // It may be kept for long, and is counted by its length.

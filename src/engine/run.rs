@@ -75,9 +75,9 @@ pub enum RunError<E> {
     InProgress,
     /// The outcome of the first execution is unknown.
     OutcomeUnknown,
-    /// There is no room for another operation; for how long, where that is known.
+    /// There is no room for another operation.
     Full {
-        /// How long until the earliest entry ends.
+        /// How long until there is, where that is known.
         room_in: Option<Duration>,
     },
     /// The store failed before the work began.

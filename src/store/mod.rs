@@ -195,8 +195,8 @@ pub enum ClaimReply<V> {
     InFlight(StoreFuture<()>),
     /// No room for another entry, and nothing live is dropped for one.
     Full {
-        /// How long until the earliest entry expires, where the store knows: never more, and when
-        /// it is over there is room.
+        /// How long until entries that expire will have made room, where the store knows: never
+        /// more, and when it is over there is room.
         room_in: Option<Duration>,
     },
 }

@@ -56,11 +56,32 @@ struct Shared<V> {
 }
 
 /// A value in moka, with the time that moka may keep it.
-#[derive(Clone)]
 struct Kept<V> {
-    value: V,
+    /// Emptied when the entry ends, for moka frees what it has removed only later.
+    value: Arc<Mutex<Option<V>>>,
     keep_for: Duration,
 }
+
+impl<V> Kept<V> {
+    fn new(value: V, retention: Duration) -> Self {
+        let value = Arc::new(Mutex::new(Some(value)));
+        Self { value, keep_for: keep_for(retention) }
+    }
+
+    fn value(&self) -> MutexGuard<'_, Option<V>> {
+        self.value.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<V> Clone for Kept<V> {
+    fn clone(&self) -> Self {
+        Self { value: Arc::clone(&self.value), keep_for: self.keep_for }
+    }
+}
+
+/// What has ended: its value, and what those who wait hang on. Dropped when the table is unlocked,
+/// for either may run code that is not ours. So it is made before the table is locked.
+type Gone<V> = Vec<(Live, Option<V>)>;
 
 struct KeepFor;
 
@@ -169,17 +190,13 @@ impl<V: Clone + Send + Sync + 'static> MemoryStore<V> {
     /// How many bytes the records keep together now.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let mut table = self.shared.table();
-        self.shared.sweep(&mut table, Instant::now(), usize::MAX);
-        table.bytes
+        self.shared.swept(|table| table.bytes)
     }
 
     /// How many entries are live now.
     #[must_use]
     pub fn len(&self) -> usize {
-        let mut table = self.shared.table();
-        self.shared.sweep(&mut table, Instant::now(), usize::MAX);
-        table.len()
+        self.shared.swept(Table::len)
     }
 
     /// Is no entry live?
@@ -205,20 +222,22 @@ impl<V: Clone + Send + Sync + 'static> MemoryStore<V> {
     /// was something to end.
     #[allow(clippy::must_use_candidate, reason = "whether it was there may not matter")]
     pub fn remove(&self, id: &OperationId) -> bool {
+        let mut gone = Gone::new();
         let mut table = self.shared.table();
         let live = table.get(id, Instant::now());
         let is_left = live.is_some_and(|live| !matches!(live.state, State::InFlight { .. }));
         if is_left {
-            self.shared.end(&mut table, id);
+            self.shared.end(&mut table, id, &mut gone);
         }
         is_left
     }
 
     /// Ends every record, tombstone and held entry. Claims in flight are left alone.
     pub fn clear(&self) {
+        let mut gone = Gone::new();
         let mut table = self.shared.table();
         while let Some(id) = table.first_left() {
-            self.shared.end(&mut table, &id);
+            self.shared.end(&mut table, &id, &mut gone);
         }
     }
 }
@@ -231,30 +250,36 @@ impl<V> Shared<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Shared<V> {
-    /// Ends one entry, and lets its value go. Returned is what those who wait for it hang on: to be
-    /// dropped when the table is unlocked.
-    fn end(&self, table: &mut Table, id: &OperationId) -> Option<Live> {
-        let live = table.end(id)?;
-        if live.is_recorded() {
-            self.records.invalidate(id);
-        }
-        Some(live)
+    /// Ends one entry.
+    fn end(&self, table: &mut Table, id: &OperationId, gone: &mut Gone<V>) {
+        let Some(live) = table.end(id) else { return };
+        let kept = live.is_recorded().then(|| self.records.remove(id)).flatten();
+        gone.push((live, kept.and_then(|kept| kept.value().take())));
     }
 
     /// Clears up to `most` entries whose deadline has passed.
-    fn sweep(&self, table: &mut Table, now: Instant, most: usize) {
+    fn sweep(&self, table: &mut Table, now: Instant, most: usize, gone: &mut Gone<V>) {
         for _ in 0..most {
             let Some(id) = table.first_ended(now) else { break };
-            drop(self.end(table, &id));
+            self.end(table, &id, gone);
         }
+    }
+
+    /// Looks at the table when all that has ended is cleared.
+    fn swept<T>(&self, look: impl FnOnce(&Table) -> T) -> T {
+        let mut gone = Gone::new();
+        let mut table = self.table();
+        self.sweep(&mut table, Instant::now(), usize::MAX, &mut gone);
+        look(&table)
     }
 
     fn claim(self: &Arc<Self>, request: ClaimRequest) -> ClaimReply<V> {
         let ClaimRequest { id, fingerprint, token, scope } = request;
+        let mut gone = Gone::new();
         let mut table = self.table();
         let table = &mut *table;
         let now = Instant::now();
-        self.sweep(table, now, SWEEP_BATCH);
+        self.sweep(table, now, SWEEP_BATCH, &mut gone);
 
         if let Some(live) = table.get_mut(&id) {
             let matches = live.fingerprint == fingerprint;
@@ -277,24 +302,26 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
                     }));
                 }
                 State::Held { .. } => return ClaimReply::Held,
-                State::Recorded { .. } => match self.records.get(&id) {
-                    Some(_) if !matches => return ClaimReply::Conflict,
-                    Some(kept) => return ClaimReply::Recorded(kept.value),
-                    // A slot without its value is an entry that has ended.
-                    None => {}
-                },
+                State::Recorded { .. } => {
+                    match self.records.get(&id).and_then(|kept| kept.value().clone()) {
+                        Some(_) if !matches => return ClaimReply::Conflict,
+                        Some(value) => return ClaimReply::Recorded(value),
+                        // A slot without its value is an entry that has ended.
+                        None => {}
+                    }
+                }
             }
-            self.end(table, &id);
+            self.end(table, &id, &mut gone);
         }
 
         while let Some(NoRoom { earliest, evict }) = table.no_room(scope) {
             let ended = earliest.filter(|(deadline, _)| *deadline <= now).map(|(_, id)| id);
             // What has ended goes first, then what may be evicted.
-            let Some(gone) = ended.or(evict) else {
-                let room_in = earliest.map(|(deadline, _)| deadline - now);
+            let Some(id) = ended.or(evict) else {
+                let room_in = table.room_at(scope).map(|at| at - now);
                 return ClaimReply::Full { room_in };
             };
-            drop(self.end(table, &gone));
+            self.end(table, &id, &mut gone);
         }
         table.claim(id, token, fingerprint, scope);
         ClaimReply::Mine(Box::new(MemoryClaim::new(self, id, token)))
@@ -302,20 +329,19 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
 
     /// Ends the claim of `token` on `id` and leaves nothing.
     fn release(&self, id: OperationId, token: Token) -> Ownership {
+        let mut gone = Gone::new();
         let mut table = self.table();
         if !table.is_claimed_by(&id, token) {
             return Ownership::Lost;
         }
-        let ended = self.end(&mut table, &id);
-        // Those who wait wake when nothing is locked any more; so below.
-        drop(table);
-        drop(ended);
+        self.end(&mut table, &id, &mut gone);
         Ownership::Held
     }
 
     fn hold(&self, id: OperationId, token: Token, retention: Duration) -> Ownership {
         let mut table = self.table();
         let claimed = table.settle(id, token, &Left::Held, retention);
+        // Those who wait wake when nothing is locked any more; so below.
         drop(table);
         claimed.map_or(Ownership::Lost, |_| Ownership::Held)
     }
@@ -327,18 +353,19 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
             return Ownership::Lost;
         }
         // The value first: an entry that says "recorded" always has one behind it.
-        self.records.insert(id, Kept { value, keep_for: keep_for(retention) });
+        self.records.insert(id, Kept::new(value, retention));
         let claimed = table.settle(id, token, &Left::Record { bytes }, retention);
         drop(table);
         claimed.map_or(Ownership::Lost, |_| Ownership::Held)
     }
 
     fn expire(&self, id: OperationId, token: Token) -> Ownership {
+        let mut gone = Gone::new();
         let mut table = self.table();
         if !table.was_left_by(&id, token, Instant::now()) {
             return Ownership::Lost;
         }
-        self.end(&mut table, &id);
+        self.end(&mut table, &id, &mut gone);
         Ownership::Held
     }
 

@@ -17,6 +17,10 @@ use crate::{
 /// Far enough to mean "for ever", near enough for every clock to add it.
 const FOR_EVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
+/// So many entries are looked at to say when there is room. It takes more of them only where the
+/// bytes of few records are in the way and many small ones end before them.
+const LOOK_AHEAD: usize = 1_000;
+
 /// What the entries may take.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
@@ -83,6 +87,13 @@ impl Live {
 
     pub(super) fn has_ended(&self, now: Instant) -> bool {
         self.deadline().is_some_and(|deadline| deadline <= now)
+    }
+
+    fn bytes(&self) -> usize {
+        match self.state {
+            State::InFlight { .. } | State::Held { .. } => 0,
+            State::Recorded { bytes, .. } => bytes,
+        }
     }
 
     pub(super) fn is_recorded(&self) -> bool {
@@ -238,18 +249,58 @@ impl Table {
     /// What keeps another entry of `scope` out, entries that have ended and are not cleared yet
     /// included.
     pub(super) fn no_room(&self, scope: Option<ScopeId>) -> Option<NoRoom> {
-        let of_scope = scope.and_then(|scope| self.scopes.get(&scope));
-        if let (Some(share), Some(of_scope)) = (self.room.scope_share, of_scope)
-            && of_scope.entries >= share
-        {
-            let earliest = of_scope.deadlines.first().copied();
-            return Some(NoRoom { earliest, evict: None });
-        }
-        if self.entries.len() < self.room.capacity && self.bytes < self.room.stored_bytes {
+        let full_share = self.full_share(scope);
+        if full_share.is_none() && self.has_room_for_all(self.entries.len(), self.bytes) {
             return None;
         }
-        let evict = self.completed.first_key_value().map(|(_, oldest)| *oldest);
-        Some(NoRoom { earliest: self.deadlines.first().copied(), evict })
+        let deadlines = full_share.map_or(&self.deadlines, |(of_scope, _)| &of_scope.deadlines);
+        let oldest = self.completed.first_key_value().map(|(_, oldest)| *oldest);
+        Some(NoRoom {
+            earliest: deadlines.first().copied(),
+            evict: oldest.filter(|_| full_share.is_none()),
+        })
+    }
+
+    /// The share that keeps `scope` out, if it does.
+    fn full_share(&self, scope: Option<ScopeId>) -> Option<(&OfScope, usize)> {
+        let share = self.room.scope_share?;
+        let of_scope = self.scopes.get(&scope?)?;
+        (of_scope.entries >= share).then_some((of_scope, share))
+    }
+
+    fn has_room_for_all(&self, entries: usize, bytes: usize) -> bool {
+        entries < self.room.capacity && bytes < self.room.stored_bytes
+    }
+
+    /// When so much will have ended by itself that `scope` has room; or, where that takes very many
+    /// ends, when it may have at the earliest. Nobody knows while it depends on what is in flight.
+    pub(super) fn room_at(&self, scope: Option<ScopeId>) -> Option<Instant> {
+        let in_share = match self.full_share(scope) {
+            Some((of_scope, share)) => {
+                let (deadline, _) = of_scope.deadlines.iter().nth(of_scope.entries - share)?;
+                Some(*deadline)
+            }
+            None => None,
+        };
+        let (mut entries, mut bytes) = (self.entries.len(), self.bytes);
+        if self.has_room_for_all(entries, bytes) || !self.completed.is_empty() {
+            // Or it is made, once there is room in the share.
+            return in_share;
+        }
+        let mut last = None;
+        for (deadline, id) in self.deadlines.iter().take(LOOK_AHEAD) {
+            last = Some(*deadline);
+            entries -= 1;
+            bytes -= self.entries.get(id).map_or(0, Live::bytes);
+            if self.has_room_for_all(entries, bytes) {
+                break;
+            }
+            if entries == self.in_flight {
+                return None;
+            }
+        }
+        // Nothing is earlier than something.
+        last.map(|last| in_share.map_or(last, |in_share| last.max(in_share)))
     }
 
     fn note_deadline(&mut self, scope: Option<ScopeId>, deadline: Instant, id: OperationId) {
