@@ -109,7 +109,7 @@ async fn under_record_a_failure_is_an_answer_where_there_is_one() {
 
 #[tokio::test]
 async fn what_is_held_is_free_when_the_retention_is_over() {
-    let server = Server::lab(&[("ON_FAILURE", "hold"), ("TTL_SECONDS", "0.3")]).await;
+    let server = Server::lab(&[("ON_FAILURE", "hold"), ("TTL_SECONDS", "2")]).await;
     let post = Post::lab("/lab/status/500");
     assert_eq!(server.send(post.body("")).await.json()["n"], 1);
     server.send(post.body("")).await.assert_refused(409, "idempotency_outcome_unknown");

@@ -171,7 +171,7 @@ async fn a_shutdown_waits_for_work_whose_client_left() {
     use tokio::{net::TcpStream, time::timeout};
 
     let mut server = Server::lab(&[]).await;
-    let path = "/lab/stream?lines=4&ms=300";
+    let path = "/lab/stream?lines=3&ms=1500";
     leave_stream(Version::Http1, &server, &Post::lab(path)).await;
     server.signal("TERM").await;
     // It listens no more while it is still at work.

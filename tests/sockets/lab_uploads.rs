@@ -38,29 +38,29 @@ async fn an_upload_that_stalls_is_given_up_and_may_come_again() {
 
 #[tokio::test]
 async fn an_upload_that_goes_on_may_take_longer_than_a_stall() {
-    let server = Server::lab(&[("BODY_IDLE_MS", "1000")]).await;
+    let server = Server::lab(&[("BODY_IDLE_MS", "2000")]).await;
     let post = Post::lab("/lab/echo").key("http1");
     let http1 = async {
         let mut connection = server.connect().await;
-        connection.write(post.head_for(6)).await;
-        for byte in *b"steady" {
-            tokio::time::sleep(Duration::from_millis(300)).await;
+        connection.write(post.head_for(10)).await;
+        for byte in *b"and steady" {
+            tokio::time::sleep(Duration::from_millis(250)).await;
             connection.write([byte]).await;
         }
-        assert_eq!(connection.answer().await.text(), "steady");
+        assert_eq!(connection.answer().await.text(), "and steady");
     };
     let http2 = async {
         let connection = Http2::connect(server.addr).await;
         let (sender, body) = http2::open();
         let upload = async move {
-            for byte in *b"steady" {
-                tokio::time::sleep(Duration::from_millis(300)).await;
+            for byte in *b"and steady" {
+                tokio::time::sleep(Duration::from_millis(250)).await;
                 within(sender.send(vec![byte].into())).await.unwrap();
             }
         };
         let request = http2::request(server.addr, &post.clone().key("http2"), body);
         let (reply, ()) = tokio::join!(connection.send(request), upload);
-        assert_eq!(reply.body, "steady");
+        assert_eq!(reply.body, "and steady");
     };
     tokio::join!(http1, http2);
 }

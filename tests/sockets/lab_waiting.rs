@@ -45,9 +45,9 @@ async fn a_repeat_waits_for_so_long_and_is_told_to_come_back() {
 }
 
 #[tokio::test]
-async fn under_reject_a_repeat_is_told_at_once() {
+async fn under_reject_a_repeat_is_told_at_once_and_waits_for_nothing() {
     let server = Server::lab(&[("IN_FLIGHT", "reject")]).await;
-    let path = "/lab/status/200?ms=1000";
+    let path = "/lab/status/200?ms=3600000";
     let post = Post::lab(path);
     let mut first = server.connect().await;
     first.write(post.body("")).await;
@@ -55,10 +55,13 @@ async fn under_reject_a_repeat_is_told_at_once() {
     for version in VERSIONS {
         let told = version.send(&server, &post, "").await;
         told.assert_refused(409, "idempotency_in_progress");
+        assert!(told.retry_after() >= 1);
+        let done = Post::lab("/lab/status/200").key(format!("{version:?}"));
+        for is_replay in [false, true] {
+            assert_eq!(version.send(&server, &done, "").await.is_replay(), is_replay);
+        }
     }
-    assert_eq!(first.answer().await.status, 200);
-    assert!(server.send(post.body("")).await.is_replay());
-    assert_eq!(server.count("waited").await, 0);
+    assert_eq!((server.count("waited").await, server.executions(path).await), (0, 1));
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! What the crate promises, over real sockets, one file per promise. Most of it drives
-//! `examples/server.rs` as a black box; what that server does not do is asked of a hyper server in
-//! here (`wire`), and the hyper example is driven too.
+//! `examples/server.rs` as a black box, and `examples/lab.rs` (`lab_…`) for every kind of answer,
+//! failure and setting; what neither does is asked of a hyper server in here (`wire`), and the hyper
+//! example is driven too.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
