@@ -6,6 +6,8 @@
 
 mod support;
 
+mod bookkeeping;
+mod budgets;
 mod cancellation;
 mod capacity;
 mod conflict;
