@@ -15,6 +15,7 @@ use crate::{
     fingerprint::{Fingerprint, Selection},
     guard::{Ceiling, Guard, Permit},
     key::{IdempotencyKey, InvalidKey},
+    notice,
     outcome::{Outcome, as_stripe_records, client_errors_are_final},
     record::StoredResponse,
     refusal::{Reason, Refusal},
@@ -502,6 +503,7 @@ impl IdempotencyLayer {
     /// Switches the mode at run time, for this layer, its clones and their services. Requests that
     /// are on their way go on as they began.
     pub fn set_mode(&self, mode: Mode) {
+        notice::switched(mode);
         self.settings.mode.set(mode);
     }
 

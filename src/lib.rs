@@ -99,6 +99,7 @@
 //! | feature | default | what |
 //! |---|---|---|
 //! | `axum` | no | [`axum`](crate::axum): extractors, a layer that restores axum's body, original URIs under nested routers |
+//! | `tracing` | no | events for operators: the store fills up or fails, the mode is switched |
 //! | `test-util` | no | [`store::conformance`]: the contract of a store as tests |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -143,6 +144,7 @@ mod body;
 mod buffer;
 mod collect;
 mod hook;
+mod notice;
 mod digest;
 // What a framework needs besides.
 #[cfg(feature = "axum")]

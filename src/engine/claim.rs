@@ -18,6 +18,7 @@ use tokio::{runtime::Handle as Runtime, sync::Notify};
 
 use super::{Engine, OnFailure, Rules, bounded, drain::Ticket, execute::Leave};
 use crate::{
+    notice,
     operation::{OperationId, Token},
     store::{Claim, Completion, Ownership, Store, StoreError, StoreFuture},
 };
@@ -196,6 +197,9 @@ impl<V: 'static> Writing<V> {
             Some(write) => bounded(write, self.limit).await,
             None => Ok(Ownership::Lost),
         };
+        if let Err(error) = &answer {
+            notice::store_failed(error);
+        }
         self.write = None;
         self.progress.settled();
         self.running = None;

@@ -18,6 +18,7 @@ use tokio::runtime::Handle as Runtime;
 
 use crate::{
     fingerprint::Fingerprint,
+    notice,
     operation::{OperationId, Token},
     scope::ScopeId,
     store::{ClaimReply, ClaimRequest, Store, StoreError, StoreFuture},
@@ -229,6 +230,9 @@ impl<V: 'static> Engine<V> {
         let mut unanswered = Unanswered { engine: self, id, token, runtime, answered: false };
         let reply = bounded(&mut self.store.claim(request), self.rules.store_timeout).await;
         unanswered.answered = reply.is_ok();
+        if let Err(error) = &reply {
+            notice::store_failed(error);
+        }
         reply
     }
 }

@@ -3,7 +3,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -13,6 +16,7 @@ use tokio::{sync::watch, time::Instant};
 use super::{Claim, ClaimReply, ClaimRequest, Completion, Ownership, Store, StoreFuture};
 use crate::{
     fingerprint::Fingerprint,
+    notice,
     operation::{OperationId, Token},
 };
 
@@ -53,6 +57,8 @@ struct Shared<V> {
     table: Mutex<Table>,
     /// The values of the entries that are [`State::Recorded`]. Written only with the table locked.
     records: Cache<OperationId, Kept<V>>,
+    /// Has it been said that it is filling up? It is said once.
+    warned: AtomicBool,
 }
 
 /// A value in moka, with the time that moka may keep it.
@@ -119,6 +125,7 @@ impl<V: Clone + Send + Sync + 'static> MemoryStore<V> {
                     evict_oldest: false,
                 })),
                 records: Cache::builder().expire_after(KeepFor).build(),
+                warned: AtomicBool::new(false),
             }),
         }
     }
@@ -324,6 +331,10 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
             self.end(table, &id, &mut gone);
         }
         table.claim(id, token, fingerprint, scope);
+        let (live, capacity) = (table.len(), table.room.capacity);
+        if live > capacity / 5 * 4 && !self.warned.swap(true, Ordering::Relaxed) {
+            notice::filling_up(live, capacity);
+        }
         ClaimReply::Mine(Box::new(MemoryClaim::new(self, id, token)))
     }
 
