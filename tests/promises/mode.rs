@@ -240,11 +240,8 @@ async fn in_the_shadow_a_repeat_runs_beside_the_first_and_is_counted_as_in_progr
         assert_eq!((store.in_flight(), store.len()), (1, 1), "they touch nothing of it");
         gate.open();
         assert_eq!(first.await.unwrap().text(), "run 1");
-        let counts = [
-            (Disposition::Conflict, 1),
-            (Disposition::InProgress, 1),
-            (Disposition::Executed, 1),
-        ];
+        let counts =
+            [(Disposition::Conflict, 1), (Disposition::InProgress, 1), (Disposition::Executed, 1)];
         assert_eq!(reached(&layer), counts);
         // What it kept is the first answer, as it would be.
         layer.set_mode(Mode::Enforce);
@@ -303,10 +300,7 @@ async fn in_the_shadow_every_body_reaches_the_handler_byte_for_byte_as_without_t
     const BODIES: &[(Make, Disposition)] = &[
         (|| Script::new([]), Disposition::Executed),
         (|| Script::new(["", "one", "", "two"].map(Step::data)), Disposition::Executed),
-        (
-            || Script::new([Step::data("one"), Step::trailer("x-sum", "1")]),
-            Disposition::Executed,
-        ),
+        (|| Script::new([Step::data("one"), Step::trailer("x-sum", "1")]), Disposition::Executed),
         // Broken at once, midway, behind its trailers.
         (|| Script::new([Step::Break]), Disposition::Unreadable),
         (|| Script::new([Step::data("half"), Step::Break]), Disposition::Unreadable),
@@ -419,12 +413,11 @@ async fn in_the_shadow_a_limit_further_out_is_counted_as_too_large() {
     for mode in [Mode::Enforce, Mode::Shadow] {
         let (layer, _) = layer();
         let layer = layer.mode(mode);
-        let service = layer.layer(service_fn(
-            |request: Request<RequestBody<axum::body::Body>>| async {
+        let service =
+            layer.layer(service_fn(|request: Request<RequestBody<axum::body::Body>>| async {
                 drop(request);
                 Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
-            },
-        ));
+            }));
         let request = keyed("k", "12345");
         let request = request.map(|body| axum::body::Body::new(Limited::new(body, 4)));
         send(&service, request).await;
@@ -465,9 +458,10 @@ async fn in_the_shadow_a_handler_that_runs_beside_an_entry_finds_a_handle_that_c
 async fn in_the_shadow_the_layer_may_be_there_twice_and_counts_once() {
     let (layer, store) = layer();
     let layer = layer.mode(Mode::Shadow);
-    let handler = crate::support::stack::Handler::new(|run, _| async move {
-        Ok(text(200, format!("run {run}")))
-    });
+    let handler =
+        crate::support::stack::Handler::new(
+            |run, _| async move { Ok(text(200, format!("run {run}"))) },
+        );
     let service = layer.layer(
         tower::ServiceBuilder::new()
             .map_request(|request: Inner| request.map(any))
@@ -584,9 +578,8 @@ async fn a_layer_whose_mode_is_set_is_switched_with_its_own_clones_only() {
     let other = layer.clone().mode(Mode::Shadow);
     let clone = other.clone();
     let stacks = [&layer, &other, &clone].map(Stack::numbered);
-    let refused = async |stack: &Stack| {
-        stack.send(with_key("not a key", unkeyed(""))).await.status == 400
-    };
+    let refused =
+        async |stack: &Stack| stack.send(with_key("not a key", unkeyed(""))).await.status == 400;
     assert_eq!([refused(&stacks[0]).await, refused(&stacks[1]).await], [true, false]);
     clone.set_mode(Mode::Enforce);
     assert!(refused(&stacks[1]).await && refused(&stacks[2]).await);

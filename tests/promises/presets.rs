@@ -137,7 +137,7 @@ async fn stripe_records_what_is_final_and_failures_too_unless_they_say_later() {
 
 #[tokio::test]
 async fn an_execution_without_an_answer_is_released_by_ietf_and_held_by_stripe_unless_it_is_an_error()
-{
+ {
     assert_eq!(left_by_an_error(&ietf()).await, Left::Nothing);
     assert_eq!(left_by_a_panic(&ietf()).await, Left::Nothing);
     assert_eq!(left_by_broken(&ietf()).await, Left::Nothing);
@@ -279,8 +279,7 @@ async fn stripe_keeps_a_record_for_24_hours_unless_another_time_is_set_after_it(
 #[tokio::test]
 async fn a_setter_after_a_preset_overrides_it_and_one_before_is_overridden() {
     for preset in [IdempotencyLayer::ietf, IdempotencyLayer::stripe] {
-        let teapot = preset(layer().0)
-            .refusal_status(Reason::Conflict, StatusCode::IM_A_TEAPOT);
+        let teapot = preset(layer().0).refusal_status(Reason::Conflict, StatusCode::IM_A_TEAPOT);
         assert_eq!(conflict(&teapot).await.status, 418);
         let before = preset(layer().0.refusal_status(Reason::Conflict, StatusCode::IM_A_TEAPOT));
         assert_ne!(conflict(&before).await.status, 418);
