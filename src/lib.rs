@@ -146,7 +146,8 @@ mod collect;
 mod hook;
 mod notice;
 mod digest;
-// What a framework needs besides.
+// What a framework, or a browser, needs besides.
+pub mod cors;
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub mod axum;

@@ -364,7 +364,7 @@ async fn check(rules: Rules, deeds: Vec<Deed>) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(512) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
 
     #[test]
     fn whatever_is_done_in_whatever_order_nothing_is_miscounted(
