@@ -22,6 +22,7 @@ mod hooks;
 mod key;
 mod layering;
 mod memory_store;
+mod middleware;
 mod mode;
 mod presets;
 mod readiness;
