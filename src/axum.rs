@@ -17,7 +17,7 @@ use tower_service::Service;
 
 use crate::{BoxError, Handle, IdempotencyKey, PermitSlot};
 
-/// Turns the request's body back into [`axum::body::Body`](::axum::body::Body), below
+/// Turns the request's body back into [`axum::body::Body`], below
 /// [`IdempotencyLayer`](crate::IdempotencyLayer).
 ///
 /// axum's routes take any body, so most stacks do not need it. `axum::middleware::from_fn` and

@@ -65,7 +65,7 @@ dispositions! {
     Replayed = "replayed",
     /// Waited for the first execution and was answered from its record.
     Waited = "waited",
-    /// The inner service was called, and its claim ended as it should.
+    /// The inner service was called, and its claim ended as it should: recorded, released or held.
     Executed = "executed",
     /// The inner service was called, but its claim had been lost when it ended: another execution's
     /// record stands.

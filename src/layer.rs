@@ -147,8 +147,9 @@ impl IdempotencyLayer {
     /// Guards only the requests of which `only` says so, besides their method; all others pass
     /// untouched, even with a key. Default: all.
     ///
-    /// To give a route other settings, put a clone of the layer with these settings on it: all
-    /// clones share their state.
+    /// A request is guarded by the **outermost** layer that it meets; one further in lets the same
+    /// operation through. So to give a route other settings, put clones of the layer on each route
+    /// (they share their state), or take the route out of the outer layer with `only`.
     pub fn only<F>(self, only: F) -> Self
     where
         F: Fn(&Parts) -> bool + Send + Sync + 'static,

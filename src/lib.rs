@@ -98,7 +98,7 @@
 //!
 //! | feature | default | what |
 //! |---|---|---|
-//! | `axum` | no | [`axum`](crate::axum): extractors, a layer that restores axum's body, original URIs under nested routers |
+//! | `axum` | no | [`axum`](mod@crate::axum): extractors, a layer that restores axum's body, original URIs under nested routers |
 //! | `tracing` | no | events for operators: the store fills up or fails, the mode is switched |
 //! | `test-util` | no | [`store::conformance`]: the contract of a store as tests |
 

@@ -81,7 +81,8 @@ pub(crate) type ScopeOf = dyn Fn(&Parts) -> Option<Scope> + Send + Sync;
 
 /// The scope is what an outer layer (authentication) put into the request's extensions as a `T`.
 ///
-/// A request without one is refused with 403. For a `T` that is not text, pass a closure to
+/// A request without one is refused with 403: if all keyed requests are, the layer is outside the
+/// authentication, and belongs inside. For a `T` that is not text, pass a closure to
 /// [`IdempotencyLayer::new`](crate::IdempotencyLayer::new) instead.
 pub fn from_extension<T>() -> impl Fn(&Parts) -> Option<Scope> + Clone + Send + Sync + 'static
 where

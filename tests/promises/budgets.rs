@@ -18,7 +18,7 @@ use tower_idempotency::{
 };
 
 use crate::support::{
-    Gate, keyed,
+    keyed,
     stack::{Script, Stack, Step, any, text, with_header},
     unkeyed, within,
 };

@@ -2,6 +2,19 @@
 //! is in `tests/sockets`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(
+    clippy::err_expect,
+    clippy::items_after_statements,
+    clippy::large_futures,
+    clippy::no_effect_underscore_binding,
+    clippy::result_large_err,
+    clippy::single_match_else,
+    clippy::too_many_lines,
+    clippy::unchecked_time_subtraction,
+    clippy::unnecessary_wraps,
+    clippy::unused_async,
+    reason = "a test may say what it does in the order in which it does it"
+)]
 #![allow(dead_code, reason = "helpers may be for tests that a feature turns off")]
 
 mod support;
