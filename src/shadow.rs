@@ -14,6 +14,7 @@ use crate::{
     disposition::Disposition,
     engine::{Decision, InFlight, Progress, Wanted},
     handle::Handle,
+    hook::quietly,
     intake::{self, Intake},
     journey::{Inside, Journey, known, permit, release, run},
     key::IdempotencyKey,
@@ -115,13 +116,24 @@ where
 /// Gives a keyed request that is not guarded because the layer is switched off what its handler may
 /// ask for: an operator must be able to switch it off and break nothing.
 pub(crate) fn switched_off(settings: &Settings, mut parts: Parts) -> Parts {
-    let Ok(Some(key)) = settings.key.read(&parts) else { return parts };
-    if let Some(scope) = (settings.scope)(&parts) {
-        let id = OperationId::new(&scope, key.as_str());
-        return unclaimed(settings, id, key, parts);
+    // It may be switched off because of a hook that panics.
+    let key = quietly(|| settings.key.read(&parts)).and_then(Result::ok).flatten();
+    let scope = key.as_ref().and_then(|_| quietly(|| (settings.scope)(&parts)).flatten());
+    match (key, scope) {
+        (Some(key), Some(scope)) => {
+            let id = OperationId::new(&scope, key.as_str());
+            unclaimed(settings, id, key, parts)
+        }
+        (key, _) => {
+            if let Some(key) = key {
+                parts.extensions.insert(key);
+            }
+            if let Some(guard) = &settings.guard {
+                parts.extensions.insert(guard.empty_slot());
+            }
+            parts
+        }
     }
-    parts.extensions.insert(key);
-    parts
 }
 
 /// Gives a request that runs beside the entry of its operation what a handler may ask for: the key,

@@ -512,7 +512,17 @@ async fn switched_off_everything_passes_untouched_and_is_counted_as_passed() {
         .only(|_| unreachable!("nobody is asked"))
         .mode(Mode::Off);
     let stack = Stack::new(&layer, |run, request: Inner| async move {
-        assert!(request.extensions().is_empty());
+        // What a handler may ask for is there, and says that nothing is protected.
+        let extensions = request.extensions();
+        let is_guarded = request.method() != Method::GET;
+        assert_eq!(extensions.get::<PermitSlot>().is_some(), is_guarded);
+        assert!(extensions.get::<PermitSlot>().and_then(PermitSlot::take_permit).is_none());
+        let key = request.headers().get("idempotency-key").filter(|key| *key == "k" && is_guarded);
+        assert_eq!(extensions.get::<IdempotencyKey>().is_some(), key.is_some());
+        assert_eq!(extensions.get::<Handle>().is_some(), key.is_some());
+        if let Some(handle) = extensions.get::<Handle>() {
+            assert_eq!(handle.expire().await.unwrap(), Ownership::Lost);
+        }
         let seen = see(request.into_body()).await;
         Ok(with_header(text(200, format!("run {run}, {} bytes", seen.data.len())), "x", "y"))
     });
@@ -535,6 +545,20 @@ async fn switched_off_everything_passes_untouched_and_is_counted_as_passed() {
     }
     assert_eq!(reached(&layer), [(Disposition::Passed, all as u64)]);
     assert!(store.is_empty());
+}
+
+#[tokio::test]
+async fn switched_off_a_hook_that_panics_breaks_nothing() {
+    let bugs: [IdempotencyLayer; 3] = [
+        IdempotencyLayer::new(|_| panic!("a hook with a bug")),
+        layer().0.key(|_| panic!("a hook with a bug")),
+        layer().0.guard(|_| panic!("a hook with a bug")),
+    ];
+    for layer in bugs {
+        let stack = Stack::numbered(&layer.mode(Mode::Off));
+        assert_eq!(stack.send(keyed("k", "{}")).await.text(), "run 1");
+        assert_eq!(stack.send(unkeyed("{}")).await.text(), "run 2");
+    }
 }
 
 #[tokio::test]
