@@ -199,7 +199,7 @@ async fn a_method_that_is_not_guarded_is_not_made_so() {
 // What a request asks for.
 
 #[tokio::test]
-async fn a_fingerprint_of_ones_own_is_all_that_counts_and_sees_the_whole_body() {
+async fn a_fingerprint_of_ones_own_counts_besides_method_and_path_and_sees_the_whole_body() {
     let seen: Arc<Mutex<Vec<String>>> = Arc::default();
     let (layer, _) = layer();
     let layer = layer.fingerprint_headers([HeaderName::from_static("x-session")]).fingerprint({
@@ -207,7 +207,8 @@ async fn a_fingerprint_of_ones_own_is_all_that_counts_and_sees_the_whole_body() 
         move |parts, body| {
             let text = String::from_utf8(body.to_vec()).unwrap();
             seen.lock().unwrap().push(format!("{} {text}", parts.uri));
-            Fingerprint::of([parts.uri.path().as_bytes(), &body[..1]])
+            let kind = parts.headers.get("x-kind").map_or(&b""[..], HeaderValue::as_bytes);
+            Fingerprint::of([kind, &body[..1]])
         }
     });
     let stack = Stack::numbered(&layer);
@@ -216,15 +217,29 @@ async fn a_fingerprint_of_ones_own_is_all_that_counts_and_sees_the_whole_body() 
         to(uri, Some("k")).map(|_| any(Script::new(steps)))
     };
     assert_eq!(stack.send(with("/a?1", ["{", "}"])).await.text(), "run 1");
-    let mut other = with("/a?2", ["{", "1234"]);
-    for name in ["x-session", "content-encoding"] {
-        other.headers_mut().insert(name, "other".parse().unwrap());
+    // Without trailers, which count no more than the rest.
+    let mut same = to("/a?1", Some("k")).map(|_| any("{1234".to_owned()));
+    for name in ["x-session", "content-encoding", "content-type"] {
+        same.headers_mut().insert(name, "other".parse().unwrap());
     }
-    *other.method_mut() = http::Method::PATCH;
-    assert!(stack.send(other).await.is_replay(), "it says that this is the same");
-    stack.send(with("/a?1", ["[", "]"])).await.assert_refused(409, "idempotency_conflict");
-    stack.send(with("/b?1", ["{", "}"])).await.assert_refused(409, "idempotency_conflict");
-    assert_eq!(*seen.lock().unwrap(), ["/a?1 {}", "/a?2 {1234", "/a?1 []", "/b?1 {}"]);
+    assert!(stack.send(same).await.is_replay(), "it says that this is the same");
+    let mut patch = with("/a?1", ["{", "}"]);
+    *patch.method_mut() = http::Method::PATCH;
+    let mut kind = with("/a?1", ["{", "}"]);
+    kind.headers_mut().insert("x-kind", "other".parse().unwrap());
+    let others = [
+        with("/a?1", ["[", "]"]),
+        kind,
+        // These always count, whatever it says.
+        with("/b?1", ["{", "}"]),
+        with("/a?2", ["{", "}"]),
+        patch,
+    ];
+    for other in others {
+        stack.send(other).await.assert_refused(409, "idempotency_conflict");
+    }
+    let right = ["/a?1 {}", "/a?1 {1234", "/a?1 []", "/a?1 {}", "/b?1 {}", "/a?2 {}", "/a?1 {}"];
+    assert_eq!(*seen.lock().unwrap(), right);
 }
 
 // What an answer means.
