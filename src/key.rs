@@ -110,16 +110,6 @@ impl KeyFrom {
     }
 }
 
-impl fmt::Debug for KeyFrom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyFrom")
-            .field("header", &self.header)
-            .field("strict", &self.strict)
-            .field("own", &self.own.is_some())
-            .finish()
-    }
-}
-
 pub(crate) type OwnKey = dyn Fn(&Parts) -> Result<Option<IdempotencyKey>, InvalidKey> + Send + Sync;
 
 const REPEATED: InvalidKey = InvalidKey::new("the key header is sent more than once");

@@ -133,18 +133,46 @@ impl Settings {
 }
 
 impl fmt::Debug for Settings {
+    /// By the names of the setters.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fn own<T: ?Sized>(hook: Option<&Arc<T>>) -> Option<fmt::Arguments<'_>> {
+            hook.map(|_| format_args!(".."))
+        }
+        let Self { key, request_limits, counts, capture, rendering, engine, .. } = self;
+        let rules = &engine.rules;
         f.debug_struct("IdempotencyLayer")
             .field("mode", &self.mode.get())
             .field("methods", &self.methods)
-            .field("key", &self.key)
+            .field("only", &own(self.only.as_ref()))
+            .field("key_header", &key.header)
+            .field("key_strict", &key.strict)
             .field("key_required", &self.key_required)
+            .field("key", &own(key.own.as_ref()))
+            .field("fingerprint_headers", &counts.headers)
+            .field("fingerprint_json", &counts.json)
+            .field("fingerprint", &own(counts.own.as_ref()))
             .field("guard", &self.guard)
-            .field("request_limits", &self.request_limits)
-            .field("counts", &self.counts)
-            .field("response_limit", &self.capture.limit)
-            .field("record_streams", &self.capture.streams)
-            .field("rules", &self.engine.rules)
+            .field("request_limit", &request_limits.bytes)
+            .field("body_idle_timeout", &request_limits.idle)
+            .field("body_timeout", &request_limits.total)
+            .field("buffered_bytes", &request_limits.buffer.limit)
+            .field("response_limit", &capture.limit)
+            .field("record_streams", &capture.streams)
+            .field("outcome_of", &own(capture.policy.as_ref()))
+            .field("keep_header", &own(capture.headers.own.as_ref()))
+            .field("on_replay", &own(self.on_replay.as_ref()))
+            .field("refusals", &own(rendering.renderer.as_ref()))
+            .field("refusal_status", &rendering.statuses)
+            .field("documentation", &rendering.documentation)
+            .field("retention", &rules.retention)
+            .field("in_flight", &rules.in_flight)
+            .field("waiters_per_operation", &rules.waiters_per_operation)
+            .field("waiters", &rules.waiters)
+            .field("on_failure", &rules.on_failure)
+            .field("on_leave", &rules.on_leave)
+            .field("finish_within", &rules.finish_within)
+            .field("detach_with", &own(engine.detach_with.as_ref()))
+            .field("store_timeout", &rules.store_timeout)
             .finish_non_exhaustive()
     }
 }

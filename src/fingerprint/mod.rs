@@ -90,16 +90,6 @@ pub(crate) struct Counts {
     pub(crate) own: Option<Arc<OwnFingerprint>>,
 }
 
-impl fmt::Debug for Counts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Counts")
-            .field("headers", &self.headers)
-            .field("json", &self.json)
-            .field("own", &self.own.is_some())
-            .finish()
-    }
-}
-
 pub(crate) type OwnFingerprint = dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync;
 
 impl Counts {

@@ -39,6 +39,7 @@ mod middleware;
 mod mode;
 mod presets;
 mod readiness;
+mod readme;
 mod refusals;
 mod replay;
 mod request_body;

@@ -211,7 +211,7 @@ fn what_is_set_can_be_read() {
             "44s",
             "mode: Shadow",
             "record_streams: false",
-            "limit: 987654",
+            "buffered_bytes: 987654",
             "waiters_per_operation: 3",
             "waiters: 55",
         ] {
