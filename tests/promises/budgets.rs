@@ -129,7 +129,7 @@ async fn at_the_byte_budget_nothing_new_is_claimed_and_one_byte_below_it_is() {
             assert!(matches!(shelf.ask(0, None).await, ClaimReply::Recorded("value")));
             assert_eq!(shelf.0.len(), 1, "the refusal leaves nothing");
         } else {
-            shelf.claim(1, None).await.release().await.unwrap();
+            assert_eq!(shelf.claim(1, None).await.release().await.unwrap(), Ownership::Held);
         }
     }
 }
@@ -163,7 +163,7 @@ async fn the_wait_for_bytes_is_the_one_after_which_there_are_enough() {
         assert_eq!(shelf.full(9, None).await, Some((30 - passed) * SECOND));
         tokio::time::advance(SECOND).await;
     }
-    shelf.claim(9, None).await.release().await.unwrap();
+    assert_eq!(shelf.claim(9, None).await.release().await.unwrap(), Ownership::Held);
     assert_eq!((shelf.0.bytes(), shelf.0.len()), (0, 0));
 }
 
@@ -192,8 +192,8 @@ async fn every_end_of_a_record_gives_its_bytes_back_once() {
 async fn what_is_in_flight_or_held_takes_no_bytes() {
     let shelf = Shelf(MemoryStore::new().stored_bytes(10));
     let in_flight = shelf.claim(0, None).await;
-    shelf.claim(1, None).await.hold(HOUR).await.unwrap();
-    shelf.claim(2, None).await.release().await.unwrap();
+    assert_eq!(shelf.claim(1, None).await.hold(HOUR).await.unwrap(), Ownership::Held);
+    assert_eq!(shelf.claim(2, None).await.release().await.unwrap(), Ownership::Held);
     drop(shelf.claim(3, None).await);
     assert_eq!((shelf.0.bytes(), shelf.0.len()), (0, 2));
     drop(in_flight);
@@ -430,7 +430,7 @@ async fn the_wait_of_a_full_share_is_that_of_the_scopes_own_entries() {
     complete(second, 1, 20 * SECOND).await;
     assert_eq!(shelf.full(9, tenant("a")).await, Some(20 * SECOND));
     tokio::time::advance(20 * SECOND).await;
-    shelf.claim(9, tenant("a")).await.release().await.unwrap();
+    assert_eq!(shelf.claim(9, tenant("a")).await.release().await.unwrap(), Ownership::Held);
 }
 
 #[tokio::test(start_paused = true)]
@@ -444,7 +444,7 @@ async fn where_share_and_bytes_are_full_the_wait_is_for_both() {
     tokio::time::advance(20 * SECOND).await;
     assert_eq!(shelf.full(9, tenant("a")).await, Some(30 * SECOND));
     tokio::time::advance(30 * SECOND).await;
-    shelf.claim(9, tenant("a")).await.release().await.unwrap();
+    assert_eq!(shelf.claim(9, tenant("a")).await.release().await.unwrap(), Ownership::Held);
 }
 
 #[tokio::test(start_paused = true)]
@@ -467,7 +467,7 @@ async fn every_end_gives_the_scope_its_place_back_once() {
         assert_eq!(shelf.full(1_001, tenant("a")).await, None);
         drop(claim);
     };
-    mine(place("a")).await.release().await.unwrap();
+    assert_eq!(mine(place("a")).await.release().await.unwrap(), Ownership::Held);
     assert_one_free().await;
     drop(mine(place("a")).await);
     assert_one_free().await;
@@ -482,7 +482,7 @@ async fn every_end_gives_the_scope_its_place_back_once() {
             let asked = place("a");
             let claim = mine(asked).await;
             if is_held {
-                claim.hold(HOUR).await.unwrap();
+                assert_eq!(claim.hold(HOUR).await.unwrap(), Ownership::Held);
             } else {
                 complete(claim, 1, HOUR).await;
             }
@@ -575,7 +575,7 @@ async fn what_has_ended_goes_before_what_is_oldest() {
 async fn neither_what_is_in_flight_nor_what_is_held_is_evicted() {
     let shelf = Shelf(MemoryStore::new().capacity(2).evict_oldest(true));
     let running = shelf.claim(0, None).await;
-    shelf.claim(1, None).await.hold(HOUR).await.unwrap();
+    assert_eq!(shelf.claim(1, None).await.hold(HOUR).await.unwrap(), Ownership::Held);
     for _ in 0..3 {
         assert_eq!(shelf.full(2, None).await, Some(HOUR));
     }
