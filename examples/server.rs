@@ -21,7 +21,7 @@ use axum::{
     extract::{Extension, Path, State, rejection::PathRejection},
     http::{
         HeaderMap, HeaderName, StatusCode,
-        header::{CONTENT_TYPE, LOCATION, RETRY_AFTER},
+        header::{CACHE_CONTROL, CONTENT_TYPE, LOCATION, RETRY_AFTER},
     },
     middleware::from_fn,
     response::{IntoResponse, Response},
@@ -119,6 +119,9 @@ impl Run {
     }
 }
 
+const STARTED: &str = "started";
+const COMPLETED: &str = "completed";
+
 const LONGEST_RUN: f64 = 3600.0;
 
 #[derive(Deserialize)]
@@ -157,16 +160,18 @@ async fn start_run(
     };
     let run_time = wanted.seconds.map_or(service.run_time, Duration::from_secs_f64);
     let Some(permit) = permit.or_else(|| service.ceiling.try_acquire()) else {
-        let wait = [(RETRY_AFTER, "1")];
-        return problem(StatusCode::TOO_MANY_REQUESTS, "too many runs are active", wait);
+        return too_many_runs();
     };
+    // A run of no time is over before its answer is sent: its place is free for whoever reads that.
+    let (status, permit) =
+        if run_time.is_zero() { (COMPLETED, None) } else { (STARTED, Some(permit)) };
 
     let run_id = {
         let mut runs = service.runs();
         runs.last += 1;
         *runs.started.entry(profile.clone()).or_default() += 1;
         let run_id = format!("run_{:08}", runs.last);
-        let run = Run { profile, input: wanted.input, status: "started" };
+        let run = Run { profile, input: wanted.input, status };
         runs.by_id.insert(run_id.clone(), run);
         run_id
     };
@@ -175,11 +180,15 @@ async fn start_run(
     let entry_ends = Instant::now() + service.ttl.min(FOR_EVER);
     let (id, background) = (run_id.clone(), service.clone());
     tokio::spawn(async move {
-        tokio::time::sleep(run_time).await;
-        if let Some(run) = background.runs().by_id.get_mut(&id) {
-            run.status = "completed";
+        if let Some(permit) = permit {
+            tokio::time::sleep(run_time).await;
+            let mut runs = background.runs();
+            if let Some(run) = runs.by_id.get_mut(&id) {
+                run.status = COMPLETED;
+            }
+            // While nobody can look: whoever sees that it is completed finds its place free.
+            drop(permit);
         }
-        drop(permit);
         // What a retry is pointed to is there for as long as the retry is answered: the entry, a
         // moment younger than this clock, is ended first.
         if let Some(handle) = handle {
@@ -192,8 +201,30 @@ async fn start_run(
     });
 
     let location = [(LOCATION, format!("/v1/runs/{run_id}"))];
-    let started = Json(Started { run_id: &run_id, status: "started" });
+    let started = Json(Started { run_id: &run_id, status: STARTED });
     (StatusCode::ACCEPTED, location, started).into_response()
+}
+
+/// What the layer says where the ceiling is full, for work that it had let in: without a key, whose
+/// body came late.
+fn too_many_runs() -> Response {
+    let detail = "Too many runs are active. Nothing was done.";
+    let code = "concurrency_limit";
+    let body = json!({
+        "type": format!("urn:problem:tower-idempotency:{code}"),
+        "title": "Too much work in progress",
+        "status": 429,
+        "detail": detail,
+        "code": code,
+        "retry": "same-key",
+        "error": { "type": "idempotency_error", "code": code, "message": detail },
+    });
+    let headers = [
+        (CONTENT_TYPE, "application/problem+json"),
+        (CACHE_CONTROL, "no-store"),
+        (RETRY_AFTER, "1"),
+    ];
+    (StatusCode::TOO_MANY_REQUESTS, headers, body.to_string()).into_response()
 }
 
 /// Reads a body within the same limits as the layer does.

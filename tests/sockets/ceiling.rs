@@ -112,25 +112,43 @@ async fn a_handler_that_refuses_its_request_gives_its_place_back() {
 
 #[tokio::test]
 async fn of_many_at_once_exactly_as_many_as_there_is_room_for_are_taken_on() {
-    let server = Server::start(&[("MAX_RUNS", "5")]).await;
-    // All of them have passed the look at the ceiling when the first body is complete.
-    let mut connections = Vec::new();
-    for key in 0..40 {
-        let mut connection = server.connect().await;
-        let request = Post::run().key(format!("key-{key}"));
-        connection.write(request.head_expecting(LONG_RUN.len())).await;
-        connection.go_on().await;
-        connections.push(connection);
+    for keyed in [true, false] {
+        let server = Server::start(&[("MAX_RUNS", "5")]).await;
+        // All of them have passed the look at the ceiling when the first body is complete.
+        let mut connections = Vec::new();
+        for key in 0..40 {
+            let mut connection = server.connect().await;
+            let request = Post::run().key(format!("key-{key}"));
+            let request = if keyed { request } else { request.without("idempotency-key") };
+            connection.write(request.head_expecting(LONG_RUN.len())).await;
+            connection.go_on().await;
+            connections.push(connection);
+        }
+        for connection in &mut connections {
+            connection.write(LONG_RUN).await;
+        }
+        let answers =
+            futures_util::future::join_all(connections.iter_mut().map(Connection::answer));
+        let (taken_on, refused): (Vec<_>, Vec<_>) =
+            answers.await.into_iter().partition(|answer| answer.status == 202);
+        assert_eq!(taken_on.len(), 5);
+        for answer in &refused {
+            let problem = answer.assert_refused(429, "concurrency_limit");
+            assert_eq!(problem["retry"], "same-key");
+            assert!(answer.retry_after() >= 1);
+        }
+        server.assert_left(5, if keyed { 5 } else { 0 }).await;
     }
-    for connection in &mut connections {
-        connection.write(LONG_RUN).await;
+}
+
+#[tokio::test]
+async fn a_run_of_no_time_is_over_when_it_is_answered_and_takes_no_place_from_the_next() {
+    let server = Server::start(&[("MAX_RUNS", "1")]).await;
+    for number in 0..50 {
+        let key = format!("key-{number}");
+        let run = Post::run().key(key).body(r#"{"input": "hello", "seconds": 0}"#);
+        let run = server.send(run).await.run_id();
+        let run = server.json(&format!("/v1/runs/{run}")).await;
+        assert_eq!(run["status"], "completed");
     }
-    let answers = futures_util::future::join_all(connections.iter_mut().map(Connection::answer));
-    let (taken_on, refused): (Vec<_>, Vec<_>) =
-        answers.await.into_iter().partition(|answer| answer.status == 202);
-    assert_eq!(taken_on.len(), 5);
-    for answer in &refused {
-        answer.assert_refused(429, "concurrency_limit");
-    }
-    server.assert_left(5, 5).await;
 }
