@@ -10,9 +10,9 @@
 //! the number of members, and the members sorted by name, each as name length, name and value. So two documents share
 //! an input to the hash only if they mean the same.
 //!
-//! Under a selection, what does not count is left out, after it has been read: the whole body has to be JSON. An array
-//! of which something may be left out has a tag of its own, and each element behind its index. A document of which
-//! nothing is left has no encoding, and the digest of that.
+//! Under a selection, what does not count is read and left out: the whole body has to be JSON. In an array of which
+//! something may be left out each element stands behind its index; which arrays these are depends on the selection
+//! alone. A document of which nothing is left has no encoding, and the digest of that.
 
 use hifijson::{
     Expect, Read as _, SliceLexer,
@@ -37,7 +37,6 @@ const TRUE: u8 = b't';
 const NUMBER: u8 = b'0';
 const STRING: u8 = b's';
 const ARRAY: u8 = b'a';
-const ARRAY_BY_INDEX: u8 = b'i';
 const OBJECT: u8 = b'o';
 
 /// The digest of a JSON document by meaning, or `None` when it has to be compared by its bytes.
@@ -57,7 +56,8 @@ fn digest_part(body: &[u8], part: Part<'_>) -> Option<[u8; 32]> {
     std::str::from_utf8(body).ok()?;
     let mut lexer = SliceLexer::new(body);
     let mut reader = Reader {
-        encoded: Vec::with_capacity(body.len().clamp(128, 4096)),
+        // Members are there twice for a while: as they came, and in order.
+        encoded: Vec::with_capacity((2 * body.len()).clamp(256, 16_384)),
         members: Vec::with_capacity(16),
     };
     let first = lexer.ws_peek()?;
@@ -157,7 +157,7 @@ impl Reader {
     ) -> Result<(), ByBytes> {
         let start = self.encoded.len();
         let by_index = part.is_inside();
-        self.encoded.push(if by_index { ARRAY_BY_INDEX } else { ARRAY });
+        self.encoded.push(ARRAY);
         let mut index = 0;
         lexer.seq(b']', SliceLexer::ws_peek, |first, lexer| {
             let start = self.encoded.len();
