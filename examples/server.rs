@@ -163,8 +163,8 @@ async fn start_run(
         return too_many_runs();
     };
     // A run of no time is over before its answer is sent: its place is free for whoever reads that.
-    let (status, permit) =
-        if run_time.is_zero() { (COMPLETED, None) } else { (STARTED, Some(permit)) };
+    let permit = (!run_time.is_zero()).then_some(permit);
+    let status = if permit.is_some() { STARTED } else { COMPLETED };
 
     let run_id = {
         let mut runs = service.runs();

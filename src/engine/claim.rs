@@ -215,16 +215,28 @@ impl<V: 'static> Drop for Writing<V> {
             && let Some(runtime) = self.runtime.take()
         {
             let limit = self.limit;
-            let progress = Arc::clone(&self.progress);
+            let settled = Settled(Arc::clone(&self.progress));
             let running = self.running.take();
             runtime.spawn(async move {
-                let _answer = bounded(&mut write, limit).await;
-                progress.settled();
+                if let Err(error) = bounded(&mut write, limit).await {
+                    notice::store_failed(&error);
+                }
+                drop(settled);
                 drop(running);
             });
         } else {
             self.progress.settled();
         }
+    }
+}
+
+/// Says that a claim is settled when dropped, even if the runtime ends before its store answers:
+/// whoever waits for it must not wait for ever.
+struct Settled<V: 'static>(Arc<Progress<V>>);
+
+impl<V: 'static> Drop for Settled<V> {
+    fn drop(&mut self) {
+        self.0.settled();
     }
 }
 

@@ -500,3 +500,29 @@ impl<V: Clone + Send + Sync + 'static> Drop for MemoryClaim<V> {
         let _unsettled = self.settle(Shared::release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(60 * 60);
+
+    #[tokio::test]
+    async fn a_retention_that_is_changed_is_followed_by_the_one_who_holds_the_value() {
+        let store = MemoryStore::new();
+        let id = OperationId::from_bytes([1; 32]);
+        let request = ClaimRequest::new(id, Fingerprint::of(["x"]), Token::mint());
+        let ClaimReply::Mine(claim) = store.claim(request).await.unwrap() else {
+            panic!("there is nothing yet");
+        };
+        let completion = Completion::new("value", Duration::from_secs(1));
+        assert_eq!(claim.complete(completion).await.unwrap(), Ownership::Held);
+        for retention in [HOUR, Duration::from_secs(1), Duration::MAX] {
+            let said = store.retain(id, request.token, retention).await.unwrap();
+            assert_eq!(said, Ownership::Held);
+            let kept = store.shared.records.get(&id).unwrap();
+            assert_eq!(kept.keep_for, keep_for(retention));
+            assert!(kept.keep_for >= for_ever_at_most(retention) + Duration::from_secs(2));
+        }
+    }
+}
