@@ -1,3 +1,5 @@
+//! Fingerprints: what of a request counts, and that no two requests share one.
+
 use http::{HeaderValue, Request};
 
 use super::*;
