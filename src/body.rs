@@ -14,19 +14,19 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::{buffer::Room, collect::plus, follow::Followed};
+use crate::{buffer::Room, collect::plus, follow::Followed, intake::Intake};
 
 /// Data and trailers that are all there.
 #[derive(Debug, Clone, Default)]
 struct Whole {
     data: Bytes,
-    trailers: Option<HeaderMap>,
+    trailers: Option<Box<HeaderMap>>,
 }
 
 impl Whole {
     fn next_frame(&mut self) -> Option<Frame<Bytes>> {
         if self.data.is_empty() {
-            self.trailers.take().map(Frame::trailers)
+            self.trailers.take().map(|trailers| Frame::trailers(*trailers))
         } else {
             Some(Frame::data(std::mem::take(&mut self.data)))
         }
@@ -84,14 +84,15 @@ impl<B> RequestBody<B> {
     }
 
     /// A body that has been read whole, and its room in the buffer until it is taken over.
-    pub(crate) fn read(data: Bytes, trailers: Option<HeaderMap>, room: Room) -> Self {
+    pub(crate) fn read(intake: Intake) -> Self {
+        let Intake { body: data, trailers, room } = intake;
         Self { kind: RequestKind::Read { whole: Whole { data, trailers }, room: Some(room) } }
     }
 
     /// A body that has been read in part.
     pub(crate) fn part(
         data: Bytes,
-        trailers: Option<HeaderMap>,
+        trailers: Option<Box<HeaderMap>>,
         room: Room,
         rest: Rest<B>,
     ) -> Self {
@@ -187,7 +188,7 @@ impl<B: Body> ResponseBody<B> {
     }
 
     /// A body that is all there.
-    pub(crate) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
+    pub(crate) fn whole(data: Bytes, trailers: Option<Box<HeaderMap>>) -> Self {
         Self { kind: ResponseKind::Whole { whole: Whole { data, trailers } } }
     }
 

@@ -1,10 +1,9 @@
 //! What the request bodies that are read may take together. In: bytes; out: [`Room`] for them, for
 //! as long as the layer keeps them.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::Arc;
+
+use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// What the bodies of all requests together may take, while they are read and until the inner
 /// service has taken them over. Clones share it.

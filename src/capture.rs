@@ -2,7 +2,12 @@
 //! response for the caller, its claim settled, or (if its length is unknown or too large) about to
 //! be settled as the body goes by ([`follow`](crate::follow)).
 
-use std::{future::poll_fn, pin::Pin, sync::Arc};
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, Response};
@@ -63,7 +68,6 @@ where
         100..=199 | 204 | 304 => Some(0),
         _ => declared_length(&parts.headers),
     });
-    let mut body = Box::pin(body);
     let within = |length| usize::try_from(length).ok().filter(|length| *length <= capture.limit);
     let Some(length) = declared.and_then(within) else {
         // Only a body of unknown length may turn out to be short enough.
@@ -73,17 +77,19 @@ where
             headers: parts.headers.clone(),
             policy: capture.headers.clone(),
         };
-        let follow = Follow::new(body, executing, answered, head, declared, limit);
+        let follow = Follow::new(Box::pin(body), executing, answered, head, declared, limit);
         return Response::from_parts(parts, ResponseBody::followed(Followed::new(follow)));
     };
-    let body = match collect(body.as_mut(), length).await {
+    // In an option, to be dropped in its place.
+    let mut inner = pin!(Some(body));
+    let body = match collect(inner.as_mut(), length).await {
         Ok((data, trailers)) => {
-            let settlement = match executing.verdict(&answered, trailers.as_ref()) {
+            let settlement = match executing.verdict(&answered, trailers.as_deref()) {
                 Verdict::Record => {
                     let headers =
                         capture.headers.kept(parts.status, &parts.headers, trailers.is_some());
-                    let (data, trailers) = (data.clone(), trailers.clone());
-                    StoredResponse::response(parts.status, headers, data, trailers).recorded()
+                    let (data, trailers) = (data.clone(), trailers.as_deref());
+                    StoredResponse::response(parts.status, &headers, data, trailers).recorded()
                 }
                 Verdict::Release => Settlement::Release,
                 Verdict::Hold => Settlement::Hold,
@@ -101,7 +107,7 @@ where
         }
         Err(Break::Panic(panic)) => {
             executing.fail().await;
-            drop(body);
+            inner.set(None);
             panic.resume()
         }
     };
@@ -119,16 +125,20 @@ enum Break<E> {
 /// Reads a body that declares that it is `length` bytes long. What goes on past that is cut off, as
 /// it would be on its way to the caller.
 async fn collect<B>(
-    mut body: Pin<&mut B>,
+    mut body: Pin<&mut Option<B>>,
     length: usize,
-) -> Result<(Bytes, Option<HeaderMap>), Break<B::Error>>
+) -> Result<(Bytes, Option<Box<HeaderMap>>), Break<B::Error>>
 where
     B: Body<Data = Bytes>,
 {
     let mut collected = Collected::default();
-    let mut trailers: Option<HeaderMap> = None;
+    let mut trailers: Option<Box<HeaderMap>> = None;
     loop {
-        let frame = poll_fn(|context| catch_poll(|| body.as_mut().poll_frame(context))).await;
+        let next = |context: &mut Context<'_>| match body.as_mut().as_pin_mut() {
+            Some(body) => catch_poll(|| body.poll_frame(context)),
+            None => Poll::Ready(Ok(None)),
+        };
+        let frame = poll_fn(next).await;
         match frame.map_err(Break::Panic)?.map(|frame| frame.map(Frame::into_data)) {
             None if collected.len() < length => {
                 return Err(Break::Short(collected.finish()));

@@ -2,15 +2,12 @@
 //! for those that come by a copy of the layer twice (counted once), whose caller left before the
 //! inner service was called, or whose inner service was not ready and failed.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::{fmt, sync::Arc};
 
-use crate::store::{Ownership, StoreError};
+use crate::{
+    store::{Ownership, StoreError},
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 macro_rules! dispositions {
     ($($(#[$doc:meta])+ $variant:ident = $name:literal,)+) => {

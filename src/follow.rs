@@ -221,9 +221,9 @@ where
                     Some(Capturing { data, .. }) => {
                         let Head { status, headers, policy } = &self.head;
                         let headers = policy.kept(*status, headers, trailers.is_some());
-                        StoredResponse::response(*status, headers, data.finish(), trailers.cloned())
+                        StoredResponse::response(*status, &headers, data.finish(), trailers)
                     }
-                    None => StoredResponse::tombstone(self.head.headers.get(LOCATION).cloned()),
+                    None => StoredResponse::tombstone(self.head.headers.get(LOCATION)),
                 }
                 .recorded(),
                 Verdict::Release => Settlement::Release,

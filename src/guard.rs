@@ -1,16 +1,15 @@
 //! Is there room for new work? In: the head of a request that would reach the inner service; out:
 //! a [`Permit`], or none (429). A request whose entry is found passes the guard by.
 
-use std::{
-    any::Any,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{any::Any, fmt, sync::Arc};
 
 use http::request::Parts;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::hook::quietly;
+use crate::{
+    hook::quietly,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 /// The right to do one piece of new work. Dropping it gives the place back.
 pub struct Permit {
@@ -185,10 +184,11 @@ mod tests {
     #[test]
     fn a_ceiling_lets_in_exactly_its_limit_and_again_after_a_drop() {
         let ceiling = Ceiling::new(2);
+        assert_eq!((ceiling.active(), ceiling.limit()), (0, 2));
         let (first, second) = (ceiling.try_acquire(), ceiling.try_acquire());
         assert!(first.is_some() && second.is_some());
         assert!(ceiling.clone().try_acquire().is_none());
-        assert_eq!(ceiling.active(), 2);
+        assert_eq!((ceiling.active(), ceiling.limit()), (2, 2));
         drop(first);
         assert!(ceiling.try_acquire().is_some());
         assert_eq!(ceiling.active(), 1);
@@ -212,6 +212,26 @@ mod tests {
         drop(SlotEnd(slot));
         assert_eq!(ceiling.active(), 0, "nobody took it");
         assert!(kept.take_permit().is_none());
+    }
+
+    #[test]
+    fn a_guard_takes_its_own_slots_for_its_own_and_no_others() {
+        let own = || Guard::Own(Arc::new(|_: &Parts| Some(Permit::new(()))));
+        let ceiling = || Guard::Ceiling(Ceiling::new(1));
+        let guards = [ceiling(), ceiling(), own(), own()];
+        for (number, asked) in guards.iter().enumerate() {
+            let mut parts = http::Request::new(()).into_parts().0;
+            let slot = asked.enter(&parts).unwrap();
+            for slot in [slot, asked.empty_slot()] {
+                parts.extensions.insert(slot);
+                let let_in: Vec<_> = guards
+                    .iter()
+                    .map(|guard| guard.clone().has_let_in(&parts.extensions))
+                    .collect();
+                let right: Vec<_> = (0..guards.len()).map(|other| other == number).collect();
+                assert_eq!(let_in, right);
+            }
+        }
     }
 
     #[test]

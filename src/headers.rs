@@ -8,7 +8,7 @@ use http::{
     header::{CONNECTION, RETRY_AFTER, TRAILER},
 };
 
-use crate::hook::quietly;
+use crate::{hook::quietly, record::Line};
 
 /// Marks a replay: `Idempotent-Replayed: true`, on replays and on nothing else.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
@@ -61,18 +61,19 @@ pub(crate) struct HeaderPolicy {
 pub(crate) type OwnHeaderPolicy = dyn Fn(StatusCode, &HeaderName) -> Option<bool> + Send + Sync;
 
 impl HeaderPolicy {
-    /// The headers of `headers` that a record keeps.
-    pub(crate) fn kept(
+    /// The lines of `headers` that a record keeps.
+    pub(crate) fn kept<'h>(
         &self,
         status: StatusCode,
-        headers: &HeaderMap,
+        headers: &'h HeaderMap,
         has_trailers: bool,
-    ) -> HeaderMap {
+    ) -> Vec<Line<'h>> {
+        let has_connection = headers.contains_key(CONNECTION);
         let is_kept = |name: &HeaderName| {
             let text = name.as_str();
             if NEVER_KEPT.contains(&text)
                 || (name == TRAILER && !has_trailers)
-                || is_named_by_connection(headers, name)
+                || (has_connection && is_named_by_connection(headers, name))
             {
                 return false;
             }
@@ -80,13 +81,7 @@ impl HeaderPolicy {
             let said = self.own.as_ref().and_then(|own| quietly(|| own(status, name)).flatten());
             said.unwrap_or_else(|| is_kept_by_default(status, name))
         };
-        let mut kept = HeaderMap::with_capacity(headers.len());
-        for (name, value) in headers {
-            if is_kept(name) {
-                kept.append(name, value.clone());
-            }
-        }
-        kept
+        headers.iter().filter(|(name, _)| is_kept(name)).collect()
     }
 }
 
@@ -120,8 +115,16 @@ mod tests {
         headers
     }
 
+    fn as_map(lines: Vec<Line<'_>>) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in lines {
+            map.append(name, value.clone());
+        }
+        map
+    }
+
     fn by_default(status: StatusCode, headers: &HeaderMap, has_trailers: bool) -> HeaderMap {
-        HeaderPolicy::default().kept(status, headers, has_trailers)
+        as_map(HeaderPolicy::default().kept(status, headers, has_trailers))
     }
 
     #[test]
@@ -205,6 +208,6 @@ mod tests {
             ("date", b"d"),
         ]);
         let right = headers(&[("set-cookie", b"a=b"), ("x-panic", b"x")]);
-        assert_eq!(policy.kept(StatusCode::OK, &sent, false), right);
+        assert_eq!(as_map(policy.kept(StatusCode::OK, &sent, false)), right);
     }
 }

@@ -7,9 +7,12 @@ use std::{
 
 use bytes::Bytes;
 use http::HeaderMap;
-use http_body::Body;
+use http_body::{Body, Frame};
 use http_body_util::LengthLimitError;
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    runtime::Handle as Runtime,
+    time::{Instant, timeout_at},
+};
 
 use crate::{
     BoxError,
@@ -34,7 +37,7 @@ pub(crate) struct Limits {
 /// A request's body, read.
 pub(crate) struct Intake {
     pub(crate) body: Bytes,
-    pub(crate) trailers: Option<HeaderMap>,
+    pub(crate) trailers: Option<Box<HeaderMap>>,
     pub(crate) room: Room,
 }
 
@@ -42,7 +45,7 @@ pub(crate) struct Intake {
 pub(crate) struct Unread<E> {
     why: Why<E>,
     data: Bytes,
-    trailers: Option<HeaderMap>,
+    trailers: Option<Box<HeaderMap>>,
     room: Room,
 }
 
@@ -105,76 +108,121 @@ pub(crate) fn declares_more_than(limit: usize, body: &impl Body, headers: &Heade
         || declared_length(headers).is_some_and(|length| length > limit)
 }
 
-/// Reads all of `body`, showing `seen` each piece of data. `timed` says whether there is a runtime
-/// to time it by.
+/// Reads all of `body`, showing `seen` each piece of data.
 ///
 /// Cancel safe in that nothing is held but room in the buffer, which is given back.
 pub(crate) async fn read<B>(
     mut body: Pin<&mut B>,
     limits: &Limits,
-    timed: bool,
     mut seen: impl FnMut(&[u8]),
 ) -> Result<Intake, Unread<B::Error>>
 where
     B: Body<Data = Bytes>,
 {
-    let mut pace = Pace { limits, deadline: None, in_a_row: 0 };
-    let mut collected = Collected::default();
-    let mut trailers: Option<HeaderMap> = None;
-    let mut room = limits.buffer.room();
-    let why = loop {
+    let mut reading = Reading::new(limits);
+    // Most bodies are there at once.
+    for _ in 0..FRAMES_IN_A_ROW {
         let mut next = poll_fn(|context| body.as_mut().poll_frame(context));
-        let frame = match at_once(&mut next).await {
-            Poll::Ready(frame) if timed && pace.is_late_at_once() => match frame {
-                None => break None,
-                Some(Err(error)) => break Some(Why::Broke(error)),
-                Some(Ok(frame)) => {
-                    match frame.into_data() {
-                        Ok(data) => collected.push(data),
-                        Err(frame) => trailers = frame.into_trailers().ok(),
-                    }
-                    break Some(Why::TooSlow);
-                }
-            },
-            Poll::Ready(frame) => frame,
-            Poll::Pending if timed => match pace.wait(next).await {
-                Some(frame) => frame,
-                None => break Some(Why::TooSlow),
-            },
-            Poll::Pending => next.await,
-        };
+        let Poll::Ready(frame) = at_once(&mut next).await else { break };
+        if let Some(end) = reading.take(frame, &mut seen) {
+            return reading.end(end);
+        }
+    }
+    // Boxed, or every request would carry the room that few need.
+    let end = Box::pin(reading.rest(body, limits, &mut seen)).await;
+    reading.end(end)
+}
+
+/// What has been read of a body.
+struct Reading {
+    data: Collected,
+    trailers: Option<Box<HeaderMap>>,
+    room: Room,
+    limit: usize,
+}
+
+/// How a body ended: whole, or not.
+type End<E> = Result<(), Why<E>>;
+
+impl Reading {
+    fn new(limits: &Limits) -> Self {
+        let room = limits.buffer.room();
+        Self { data: Collected::default(), trailers: None, room, limit: limits.bytes }
+    }
+
+    /// Takes in what came next, and says whether that was the end.
+    fn take<E>(
+        &mut self,
+        frame: Option<Result<Frame<Bytes>, E>>,
+        seen: &mut impl FnMut(&[u8]),
+    ) -> Option<End<E>> {
         let frame = match frame {
-            None => break None,
-            Some(Err(error)) => break Some(Why::Broke(error)),
+            None => return Some(Ok(())),
+            Some(Err(error)) => return Some(Err(Why::Broke(error))),
             Some(Ok(frame)) => frame,
         };
         match frame.into_data() {
             Ok(data) => {
-                let too_large = data.len() > limits.bytes - collected.len();
-                let fits = room.grow(data.len());
+                let too_large = data.len() > self.limit - self.data.len();
+                let fits = self.room.grow(data.len());
                 seen(&data);
-                collected.push(data);
+                self.data.push(data);
                 if too_large {
-                    break Some(Why::TooLarge);
+                    return Some(Err(Why::TooLarge));
                 }
                 if !fits {
-                    break Some(Why::NoRoom);
+                    return Some(Err(Why::NoRoom));
                 }
             }
             Err(frame) => {
                 if let Ok(more) = frame.into_trailers() {
-                    trailers.get_or_insert_default().extend(more);
+                    self.trailers.get_or_insert_default().extend(more);
                 }
             }
         }
-        if timed && pace.is_long_in_a_row() {
-            tokio::task::yield_now().await;
+        None
+    }
+
+    /// Reads the rest of a body that keeps us waiting, or is long.
+    async fn rest<B>(
+        &mut self,
+        mut body: Pin<&mut B>,
+        limits: &Limits,
+        seen: &mut impl FnMut(&[u8]),
+    ) -> End<B::Error>
+    where
+        B: Body<Data = Bytes>,
+    {
+        let timed = Runtime::try_current().is_ok();
+        let mut pace = Pace { limits, deadline: None, in_a_row: 0 };
+        loop {
+            let mut next = poll_fn(|context| body.as_mut().poll_frame(context));
+            let (frame, late) = match at_once(&mut next).await {
+                Poll::Ready(frame) => (frame, timed && pace.is_late_at_once()),
+                Poll::Pending if timed => match pace.wait(next).await {
+                    Some(frame) => (frame, false),
+                    None => return Err(Why::TooSlow),
+                },
+                Poll::Pending => (next.await, false),
+            };
+            match self.take(frame, seen) {
+                Some(end) => return end,
+                None if late => return Err(Why::TooSlow),
+                None => {}
+            }
+            if timed && pace.is_long_in_a_row() {
+                tokio::task::yield_now().await;
+            }
         }
-    };
-    let data = collected.finish();
-    match why {
-        None => Ok(Intake { body: data, trailers, room }),
-        Some(why) => Err(Unread { why, data, trailers, room }),
+    }
+
+    fn end<E>(self, end: End<E>) -> Result<Intake, Unread<E>> {
+        let Self { data, trailers, room, .. } = self;
+        let data = data.finish();
+        match end {
+            Ok(()) => Ok(Intake { body: data, trailers, room }),
+            Err(why) => Err(Unread { why, data, trailers, room }),
+        }
     }
 }
 

@@ -161,7 +161,7 @@ impl IdempotencyLayer {
     /// the same key with another value is a conflict. Default: none.
     pub fn fingerprint_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         let names = names.into_iter().collect();
-        self.set(|settings| settings.counts.headers = names)
+        self.set(|settings| settings.counts.set_headers(names))
     }
 
     /// The parts of a JSON body that count, as JSON Pointers (RFC 6901): `/amount`, `/items/0/sku`.
@@ -194,7 +194,7 @@ impl IdempotencyLayer {
         pointers: impl IntoIterator<Item = P>,
     ) -> Self {
         let selection = accept("fingerprint_json_only", Selection::only(pointers));
-        self.set(|settings| settings.counts.json = selection)
+        self.set(|settings| settings.counts.set_json(selection))
     }
 
     /// The parts of a JSON body that do not count, as JSON Pointers (RFC 6901): a nonce, the time
@@ -216,12 +216,13 @@ impl IdempotencyLayer {
         pointers: impl IntoIterator<Item = P>,
     ) -> Self {
         let selection = accept("fingerprint_json_except", Selection::except(pointers));
-        self.set(|settings| settings.counts.json = selection.flatten())
+        self.set(|settings| settings.counts.set_json(selection.flatten()))
     }
 
     /// Says what a request asks for besides its method and its path and query, which always count;
-    /// instead of headers, body and trailers. It is given the head and the whole body. Two requests with one key and different fingerprints are a
-    /// conflict. [`Fingerprint::of`](crate::Fingerprint::of) makes one of fields.
+    /// instead of headers, body and trailers. It is given the head and the whole body. Two requests
+    /// with one key and different fingerprints are a conflict.
+    /// [`Fingerprint::of`](crate::Fingerprint::of) makes one of fields.
     pub fn fingerprint<F>(self, fingerprint: F) -> Self
     where
         F: Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync + 'static,

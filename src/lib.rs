@@ -146,6 +146,11 @@ mod collect;
 mod hook;
 mod notice;
 mod digest;
+#[cfg(not(shuttle))]
+mod sync;
+#[cfg(shuttle)]
+#[doc(hidden)]
+pub mod sync;
 // What a framework, or a browser, needs besides.
 pub mod cors;
 #[cfg(feature = "axum")]

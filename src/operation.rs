@@ -2,11 +2,12 @@
 //! and logs see, and the [`Token`] that tells one claim on it from every other.
 
 use std::{
+    cell::Cell,
     fmt,
     hash::{BuildHasher, RandomState},
     str::FromStr,
     sync::{
-        OnceLock,
+        LazyLock,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -24,9 +25,15 @@ impl OperationId {
     /// The id of `key` within `scope`. Two different pairs never share one.
     #[must_use]
     pub fn new(scope: &Scope, key: &str) -> Self {
-        let mut framed = Framed::new("tower-idempotency operation 1");
+        Self::of(scope, key.as_bytes())
+    }
+
+    pub(crate) fn of(scope: &Scope, key: &[u8]) -> Self {
+        static START: LazyLock<Framed> =
+            LazyLock::new(|| Framed::new("tower-idempotency operation 1"));
+        let mut framed = START.clone();
         framed.field(scope.as_bytes());
-        framed.field(key.as_bytes());
+        framed.field(key);
         Self(framed.finish())
     }
 
@@ -94,15 +101,22 @@ impl Token {
     /// A token that no other call, here or in another process, has minted.
     #[must_use]
     pub fn mint() -> Self {
-        // Two hashers with random keys, over a counter: unique here by the counter, elsewhere by
-        // the keys, and no system call per request.
-        static SEEDS: OnceLock<[RandomState; 2]> = OnceLock::new();
-        static MINTED: AtomicU64 = AtomicU64::new(0);
-        let seeds = SEEDS.get_or_init(|| [RandomState::new(), RandomState::new()]);
-        let number = MINTED.fetch_add(1, Ordering::Relaxed);
+        // A random number for this process, and one that is counted: no system call and no hash per
+        // request. Each thread counts numbers of its own, so that none waits for another's.
+        const BLOCK: u64 = 1 << 16;
+        static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(()));
+        static BLOCKS: AtomicU64 = AtomicU64::new(0);
+        thread_local! {
+            static NEXT: Cell<u64> = const { Cell::new(0) };
+        }
+        let number = match NEXT.get() {
+            spent if spent % BLOCK == 0 => BLOCKS.fetch_add(1, Ordering::Relaxed) * BLOCK,
+            next => next,
+        };
+        NEXT.set(number + 1);
         let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&seeds[0].hash_one(number).to_le_bytes());
-        bytes[8..].copy_from_slice(&seeds[1].hash_one(number).to_le_bytes());
+        bytes[..8].copy_from_slice(&PROCESS.to_le_bytes());
+        bytes[8..].copy_from_slice(&number.to_le_bytes());
         Self(bytes)
     }
 
@@ -150,7 +164,13 @@ mod tests {
 
     #[test]
     fn tokens_are_never_minted_twice() {
-        let tokens: std::collections::HashSet<_> = (0..10_000).map(|_| Token::mint()).collect();
-        assert_eq!(tokens.len(), 10_000);
+        // More than a thread takes at once.
+        let mint = || (0..100_000).map(|_| Token::mint()).collect::<Vec<_>>();
+        let threads = [std::thread::spawn(mint), std::thread::spawn(mint)];
+        let mut tokens: std::collections::HashSet<_> = mint().into_iter().collect();
+        for thread in threads {
+            tokens.extend(thread.join().unwrap());
+        }
+        assert_eq!(tokens.len(), 300_000);
     }
 }

@@ -23,9 +23,9 @@ pub struct StoredResponse(Arc<Stored>);
 pub(crate) enum Stored {
     Response {
         status: StatusCode,
-        headers: HeaderMap,
+        headers: Lines,
         body: Bytes,
-        trailers: Option<HeaderMap>,
+        trailers: Option<Lines>,
     },
     /// Done, but the response cannot be replayed.
     Tombstone {
@@ -33,34 +33,64 @@ pub(crate) enum Stored {
     },
 }
 
+/// The lines of headers or trailers. A `HeaderMap` takes several times as much memory, for which a
+/// record has no use.
+pub(crate) struct Lines(Box<[(HeaderName, HeaderValue)]>);
+
+impl Lines {
+    /// Copies lines, their values into `memory`.
+    fn copy<'h>(lines: impl ExactSizeIterator<Item = Line<'h>>, memory: &mut BytesMut) -> Self {
+        let mut copies = Vec::with_capacity(lines.len());
+        for (name, value) in lines {
+            copies.push((name.clone(), copy_value(value, memory)));
+        }
+        Self(copies.into())
+    }
+
+    /// All lines as headers again, with room for `more`.
+    pub(crate) fn to_map(&self, more: usize) -> HeaderMap {
+        let mut headers = HeaderMap::with_capacity(self.0.len() + more);
+        for (name, value) in &self.0 {
+            headers.append(name, value.clone());
+        }
+        headers
+    }
+
+    fn bytes(&self) -> usize {
+        let texts = self.0.iter().map(|(name, value)| name.as_str().len() + value.len());
+        texts.sum::<usize>() + size_of_val(&*self.0)
+    }
+}
+
+/// A line of somebody else's headers or trailers.
+pub(crate) type Line<'h> = (&'h HeaderName, &'h HeaderValue);
+
 impl StoredResponse {
-    /// Keeps a whole response, with the headers that a record keeps.
+    /// Keeps a whole response, with these of its headers.
     pub(crate) fn response(
         status: StatusCode,
-        mut headers: HeaderMap,
+        headers: &[Line<'_>],
         mut body: Bytes,
-        mut trailers: Option<HeaderMap>,
+        trailers: Option<&HeaderMap>,
     ) -> Self {
         let copies_body = body.len() <= COPIED_UP_TO;
-        let values = headers.values().chain(trailers.iter().flat_map(HeaderMap::values));
-        let length = values.map(HeaderValue::len).sum::<usize>();
-        let mut copy = BytesMut::with_capacity(length + if copies_body { body.len() } else { 0 });
-        for value in headers.values_mut().chain(trailers.iter_mut().flat_map(HeaderMap::values_mut))
-        {
-            copy_value(value, &mut copy);
-        }
+        let trailers = trailers.map(Vec::from_iter);
+        let lines = headers.iter().chain(trailers.iter().flatten());
+        let length = lines.map(|(_, value)| value.len()).sum::<usize>();
+        // One piece of memory for all.
+        let mut memory = BytesMut::with_capacity(length + if copies_body { body.len() } else { 0 });
+        let headers = Lines::copy(headers.iter().copied(), &mut memory);
+        let trailers = trailers.map(|trailers| Lines::copy(trailers.into_iter(), &mut memory));
         if copies_body {
-            copy.extend_from_slice(&body);
-            body = copy.freeze();
+            memory.extend_from_slice(&body);
+            body = memory.freeze();
         }
         Self(Arc::new(Stored::Response { status, headers, body, trailers }))
     }
 
     /// Keeps no more of a response than that there was one, and its `Location`.
-    pub(crate) fn tombstone(mut location: Option<HeaderValue>) -> Self {
-        if let Some(location) = &mut location {
-            copy_value(location, &mut BytesMut::new());
-        }
+    pub(crate) fn tombstone(location: Option<&HeaderValue>) -> Self {
+        let location = location.map(|location| copy_value(location, &mut BytesMut::new()));
         Self(Arc::new(Stored::Tombstone { location }))
     }
 
@@ -75,31 +105,24 @@ impl StoredResponse {
 
     /// About how many bytes it takes, for the store's budget.
     fn bytes(&self) -> usize {
-        const LINE: usize = size_of::<(HeaderName, HeaderValue)>() + 32;
-        let of = |headers: &HeaderMap| -> usize {
-            let lines = headers.iter().map(|(name, value)| name.as_str().len() + value.len());
-            lines.sum::<usize>() + headers.capacity() * LINE
-        };
         size_of::<Stored>()
             + match self.get() {
                 Stored::Response { headers, body, trailers, .. } => {
-                    of(headers) + body.len() + trailers.as_ref().map_or(0, of)
+                    headers.bytes() + body.len() + trailers.as_ref().map_or(0, Lines::bytes)
                 }
                 Stored::Tombstone { location } => location.as_ref().map_or(0, HeaderValue::len),
             }
     }
 }
 
-/// Puts a copy in the place of a value that may be a slice of something larger. `copy` is where it
-/// goes, so that one piece of memory serves many.
-fn copy_value(value: &mut HeaderValue, copy: &mut BytesMut) {
-    copy.extend_from_slice(value.as_bytes());
-    let copied = HeaderValue::from_maybe_shared(copy.split().freeze());
+/// A copy of a value that may be a slice of something larger. `memory` is where it goes.
+fn copy_value(value: &HeaderValue, memory: &mut BytesMut) -> HeaderValue {
+    memory.extend_from_slice(value.as_bytes());
     // It is what was a value before, so there is no error.
-    if let Ok(mut copied) = copied {
-        copied.set_sensitive(value.is_sensitive());
-        *value = copied;
-    }
+    let copied = HeaderValue::from_maybe_shared(memory.split().freeze());
+    let mut copied = copied.unwrap_or_else(|_| value.clone());
+    copied.set_sensitive(value.is_sensitive());
+    copied
 }
 
 impl fmt::Debug for StoredResponse {

@@ -1,5 +1,5 @@
-//! A record, given again. In: a [`StoredResponse`]; out: that answer, with the marker that it is a
-//! replay, or the refusal that a tombstone means. Nothing is called.
+//! A record, given again. In: a [`StoredResponse`]; out: that answer, marked as a replay, or the
+//! refusal that a tombstone means. Nothing is called.
 
 use http::{HeaderValue, Response};
 use http_body::Body;
@@ -16,9 +16,10 @@ pub(crate) fn replay<B: Body>(
 ) -> Result<Response<ResponseBody<B>>, Refusal> {
     match value.get() {
         Stored::Response { status, headers, body, trailers } => {
-            let mut response = Response::new(ResponseBody::whole(body.clone(), trailers.clone()));
+            let trailers = trailers.as_ref().map(|trailers| Box::new(trailers.to_map(0)));
+            let mut response = Response::new(ResponseBody::whole(body.clone(), trailers));
             *response.status_mut() = *status;
-            *response.headers_mut() = headers.clone();
+            *response.headers_mut() = headers.to_map(1);
             response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
             Ok(response)
         }

@@ -10,7 +10,6 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body::Body;
-use tokio::runtime::Handle as Runtime;
 use tower_service::Service;
 
 use crate::{
@@ -95,20 +94,19 @@ where
             Ok(None) if settings.key_required => Err(Refusal::key_missing()),
             key => key.map_err(Refusal::key_invalid),
         };
-        let request = Request::from_parts(parts, body);
-        let journey = |key, request| Journey {
-            settings: Arc::clone(settings),
-            inner: self.inner.clone(),
-            runtime: Runtime::try_current().ok(),
-            key,
-            request,
+        let key = match (key, mode) {
+            (Ok(Some(key)), _) => key,
+            (Ok(None), mode) => return self.unkeyed(Request::from_parts(parts, body), mode),
+            (Err(refusal), Mode::Shadow) => {
+                return self.pass(refusal.disposition(), Request::from_parts(parts, body));
+            }
+            (Err(refusal), _) => return self.refuse(refusal, &parts.headers),
         };
-        match (key, mode) {
-            (Ok(Some(key)), Mode::Shadow) => ResponseFuture::guarded(shadow(journey(key, request))),
-            (Ok(Some(key)), _) => ResponseFuture::guarded(walk(journey(key, request))),
-            (Ok(None), mode) => self.unkeyed(request, mode),
-            (Err(refusal), Mode::Shadow) => self.pass(refusal.disposition(), request),
-            (Err(refusal), _) => self.refuse(refusal, request.headers()),
+        let (settings, inner) = (Arc::clone(settings), self.inner.clone());
+        let journey = Journey { settings, inner, key, parts, body };
+        match mode {
+            Mode::Shadow => ResponseFuture::guarded(shadow(journey)),
+            _ => ResponseFuture::guarded(walk(journey)),
         }
     }
 }

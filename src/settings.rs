@@ -1,21 +1,25 @@
 //! All that can be set, with every default in one place, and all that is shared. Set by
 //! [`layer`](crate::IdempotencyLayer), read by everybody after it.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU8, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use http::{HeaderName, Method, request, response};
 
 use crate::{
-    buffer::Buffer, capture::Capture, disposition::Dispositions, engine::Engine,
-    fingerprint::Counts, guard::Guard, headers::HeaderPolicy, intake::Limits, key::KeyFrom,
-    record::StoredResponse, refusal::Rendering, scope::ScopeOf, store::MemoryStore,
+    buffer::Buffer,
+    capture::Capture,
+    disposition::Dispositions,
+    engine::Engine,
+    fingerprint::Counts,
+    guard::Guard,
+    headers::HeaderPolicy,
+    intake::Limits,
+    key::KeyFrom,
+    record::StoredResponse,
+    refusal::Rendering,
+    scope::ScopeOf,
+    store::MemoryStore,
+    sync::atomic::{AtomicU8, Ordering},
 };
 
 /// Does the layer do what it is for? Switched at run time, over all clones.
@@ -148,8 +152,8 @@ impl fmt::Debug for Settings {
             .field("key_strict", &key.strict)
             .field("key_required", &self.key_required)
             .field("key", &own(key.own.as_ref()))
-            .field("fingerprint_headers", &counts.headers)
-            .field("fingerprint_json", &counts.json)
+            .field("fingerprint_headers", &counts.headers())
+            .field("fingerprint_json", &counts.json())
             .field("fingerprint", &own(counts.own.as_ref()))
             .field("guard", &self.guard)
             .field("request_limit", &request_limits.bytes)

@@ -2,6 +2,8 @@
 //! and counts as they would be; but nothing is refused or replayed, and every request runs. Also
 //! what a keyed request gets when the layer is switched off.
 
+use std::future::poll_fn;
+
 use bytes::Bytes;
 use http::{Request, Response, request::Parts};
 use http_body::Body;
@@ -15,12 +17,11 @@ use crate::{
     engine::{Decision, InFlight, Progress, Wanted},
     handle::Handle,
     hook::quietly,
-    intake::{self, Intake},
-    journey::{Inside, Journey, known, permit, release, run},
+    intake,
+    journey::{Inside, Journey, execute, let_in, operation, permit, release},
     key::IdempotencyKey,
     operation::OperationId,
-    record::Stored,
-    scope::ScopeId,
+    record::{Stored, StoredResponse},
     settings::Settings,
 };
 
@@ -37,44 +38,38 @@ where
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send + 'static,
 {
-    let Journey { settings, inner, runtime, key, request } = journey;
-    let (mut parts, body) = request.into_parts();
+    let Journey { settings, mut inner, key, mut parts, body } = journey;
     let pass = async |disposition, inner: S, parts, body| {
         settings.dispositions.count(disposition);
         let request = Request::from_parts(parts, body);
         inner.oneshot(request).await.map(|response| response.map(ResponseBody::inner))
     };
 
-    let Some(scope) = (settings.scope)(&parts) else {
+    let Some((id, scope)) = operation(&settings, &parts, &key) else {
         parts.extensions.insert(key);
         let body = RequestBody::untouched(body);
         return pass(Disposition::RejectedScope, inner, parts, body).await;
     };
-    let id = OperationId::new(&scope, key.as_str());
-    let scope = settings.engine.store.counts_scopes().then(|| ScopeId::new(&scope));
     if Inside::has(&parts, id) {
         let request = Request::from_parts(parts, RequestBody::untouched(body));
         return inner.oneshot(request).await.map(|response| response.map(ResponseBody::inner));
     }
     let stopped =
         if intake::declares_more_than(settings.request_limits.bytes, &body, &parts.headers) {
-            Err(Disposition::TooLarge)
+            Some(Disposition::TooLarge)
         } else {
-            known(&settings, &parts, id).await.map_err(|refusal| refusal.disposition())
+            let_in(&settings, &parts, id).await.err().map(|refusal| refusal.disposition())
         };
-    let known = match stopped {
-        Ok(known) => known,
-        Err(disposition) => {
-            let parts = unclaimed(&settings, id, key, parts);
-            return pass(disposition, inner, parts, RequestBody::untouched(body)).await;
-        }
-    };
+    if let Some(disposition) = stopped {
+        let parts = unclaimed(&settings, id, key, parts);
+        return pass(disposition, inner, parts, RequestBody::untouched(body)).await;
+    }
 
-    let mut making = settings.counts.begin(&parts);
+    let mut making = settings.counts.begin();
     let mut body = Box::pin(body);
     let limits = &settings.request_limits;
-    let read = intake::read(body.as_mut(), limits, runtime.is_some(), |data| making.data(data));
-    let Intake { body, trailers, room } = match read.await {
+    let read = intake::read(body.as_mut(), limits, |data| making.data(data));
+    let intake = match read.await {
         Ok(intake) => intake,
         Err(unread) => {
             let disposition = unread.disposition();
@@ -82,27 +77,34 @@ where
             return pass(disposition, inner, parts, unread.into_body(body)).await;
         }
     };
-    let fingerprint = making.finish(&parts, &body, trailers.as_ref(), known);
+    let exact = making.finish(&settings.counts, &parts, &intake);
+    if let Some(value) = settings.engine.store.recall(&id, &exact.digest) {
+        let parts = unclaimed(&settings, id, key, parts);
+        return pass(again(&value), inner, parts, RequestBody::read(intake)).await;
+    }
+    let fingerprint = exact.fingerprint(&settings.counts, &parts, &intake);
     let wanted = Wanted { id, fingerprint, scope };
-    let body = RequestBody::read(body, trailers, room);
+    let body = RequestBody::read(intake);
 
     // Nobody waits in the shadow: who would have is counted as in progress.
     let reject = InFlight::Reject;
-    let disposition = match settings.engine.claim(wanted, reject, runtime.as_ref()).await {
+    let disposition = match settings.engine.claim(wanted, reject).await {
         Ok(Decision::Mine(claim)) => match permit(&settings, &parts) {
             Ok(slot) => {
+                if let Err(error) = poll_fn(|context| inner.poll_ready(context)).await {
+                    drop(slot);
+                    release(claim).await;
+                    return Err(error);
+                }
                 let request = Request::from_parts(parts, body);
-                return run(settings, inner, request, key, claim, slot).await;
+                return execute(settings, inner, request, key, claim, slot).await;
             }
             Err(refusal) => {
                 release(claim).await;
                 refusal.disposition()
             }
         },
-        Ok(Decision::Recorded { value, .. }) => match value.get() {
-            Stored::Response { .. } => Disposition::Replayed,
-            Stored::Tombstone { .. } => Disposition::NotReplayable,
-        },
+        Ok(Decision::Recorded { value, .. }) => again(&value),
         Ok(Decision::Conflict) => Disposition::Conflict,
         Ok(Decision::Held) => Disposition::OutcomeUnknown,
         Ok(Decision::InFlight) => Disposition::InProgress,
@@ -111,6 +113,14 @@ where
     };
     let parts = unclaimed(&settings, id, key, parts);
     pass(disposition, inner, parts, body).await
+}
+
+/// What would have been made of a record.
+fn again(value: &StoredResponse) -> Disposition {
+    match value.get() {
+        Stored::Response { .. } => Disposition::Replayed,
+        Stored::Tombstone { .. } => Disposition::NotReplayable,
+    }
 }
 
 /// Gives a keyed request that is not guarded because the layer is switched off what its handler may

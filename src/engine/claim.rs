@@ -6,10 +6,7 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     task::{Context, Waker},
     time::Duration,
 };
@@ -20,7 +17,11 @@ use super::{Engine, OnFailure, Rules, bounded, drain::Ticket, execute::Leave};
 use crate::{
     notice,
     operation::{OperationId, Token},
-    store::{Claim, Completion, Ownership, Store, StoreError, StoreFuture},
+    store::{Claim, Completion, Ownership, StoreError, StoreFuture},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// How a claim ends.
@@ -39,7 +40,6 @@ pub(crate) struct OwnedClaim<V: 'static> {
     /// There until it is settled.
     claim: Option<Box<dyn Claim<V>>>,
     progress: Arc<Progress<V>>,
-    engine: Engine<V>,
     runtime: Option<Runtime>,
     /// There from [`begin`](Self::begin) to the end of the settlement.
     running: Option<Ticket>,
@@ -51,11 +51,9 @@ impl<V: 'static> OwnedClaim<V> {
         id: OperationId,
         token: Token,
         claim: Box<dyn Claim<V>>,
-        runtime: Option<&Runtime>,
     ) -> Self {
         let progress = Progress {
-            store: Arc::clone(&engine.store),
-            store_timeout: engine.rules.store_timeout,
+            engine: engine.clone(),
             id,
             token,
             attempt: claim.attempt(),
@@ -67,8 +65,7 @@ impl<V: 'static> OwnedClaim<V> {
         Self {
             claim: Some(claim),
             progress: Arc::new(progress),
-            engine: engine.clone(),
-            runtime: runtime.cloned(),
+            runtime: Runtime::try_current().ok(),
             running: None,
         }
     }
@@ -80,11 +77,11 @@ impl<V: 'static> OwnedClaim<V> {
 
     /// Where this execution goes if its caller leaves.
     pub(crate) fn leave(&self) -> Option<Leave> {
-        Leave::new(self.runtime.as_ref(), &self.engine)
+        Leave::new(self.runtime.as_ref(), &self.progress.engine)
     }
 
     pub(crate) fn rules(&self) -> &Rules {
-        &self.engine.rules
+        &self.progress.engine.rules
     }
 
     /// Adds what the store's claim has for the one who executes.
@@ -96,7 +93,7 @@ impl<V: 'static> OwnedClaim<V> {
 
     /// The work begins: from here the claim's end may leave effects behind.
     pub(crate) fn begin(&mut self) {
-        self.running = Some(self.engine.running.enter());
+        self.running = Some(self.progress.engine.running.enter());
     }
 
     /// Ends the claim.
@@ -114,13 +111,13 @@ impl<V: 'static> OwnedClaim<V> {
 
     /// Ends the claim of an execution that left no answer, by the failure rule.
     pub(crate) async fn fail(self) -> Result<Ownership, StoreError> {
-        let settlement = self.after_failure(self.engine.rules.on_failure);
+        let settlement = self.after_failure(self.progress.engine.rules.on_failure);
         self.settle(settlement).await
     }
 
     /// Ends the claim of an execution that ended with an error.
     pub(crate) async fn fail_with_error(self) -> Result<Ownership, StoreError> {
-        let rules = &self.engine.rules;
+        let rules = &self.progress.engine.rules;
         let settlement = self.after_failure(rules.on_error.unwrap_or(rules.on_failure));
         self.settle(settlement).await
     }
@@ -137,7 +134,7 @@ impl<V: 'static> OwnedClaim<V> {
 
     fn write(&mut self, settlement: Settlement<V>) -> Option<Writing<V>> {
         let claim = self.claim.take()?;
-        let retention = self.engine.rules.retention;
+        let retention = self.progress.engine.rules.retention;
         let wish = self.progress.settle();
         let write = match (settlement, wish) {
             (Settlement::Record { .. }, Some(Wish::End)) | (Settlement::Release, _) => {
@@ -155,7 +152,7 @@ impl<V: 'static> OwnedClaim<V> {
         };
         Some(Writing {
             write: Some(write),
-            limit: self.engine.rules.store_timeout,
+            limit: self.progress.engine.rules.store_timeout,
             progress: Arc::clone(&self.progress),
             runtime: self.runtime.take(),
             running: self.running.take(),
@@ -166,7 +163,7 @@ impl<V: 'static> OwnedClaim<V> {
 impl<V: 'static> Drop for OwnedClaim<V> {
     fn drop(&mut self) {
         let settlement = match self.running {
-            Some(_) => self.after_failure(self.engine.rules.on_failure),
+            Some(_) => self.after_failure(self.progress.engine.rules.on_failure),
             None => Settlement::Release,
         };
         // Dropping the write sends it to the background, unless it is done at once.
@@ -242,9 +239,8 @@ impl<V: 'static> Drop for Settled<V> {
 
 /// One execution as seen by the one who executes. It belongs to one claim: on a later entry of the
 /// same id it changes nothing, and says so.
-pub(crate) struct Progress<V> {
-    store: Arc<dyn Store<V>>,
-    store_timeout: Duration,
+pub(crate) struct Progress<V: 'static> {
+    engine: Engine<V>,
     id: OperationId,
     token: Token,
     attempt: u32,
@@ -274,8 +270,7 @@ impl<V: 'static> Progress<V> {
     /// An execution that has no claim: whatever is said of its record is lost.
     pub(crate) fn unclaimed(engine: &Engine<V>, id: OperationId) -> Self {
         Self {
-            store: Arc::clone(&engine.store),
-            store_timeout: engine.rules.store_timeout,
+            engine: engine.clone(),
             id,
             token: Token::mint(),
             attempt: 1,
@@ -334,15 +329,16 @@ impl<V: 'static> Progress<V> {
         if self.remembered(Wish::End).await {
             return Ok(Ownership::Held);
         }
-        bounded(&mut self.store.expire(self.id, self.token), self.store_timeout).await
+        let mut answer = self.engine.store.expire(self.id, self.token);
+        bounded(&mut answer, self.engine.rules.store_timeout).await
     }
 
     pub(crate) async fn retain_for(&self, retention: Duration) -> Result<Ownership, StoreError> {
         if self.remembered(Wish::RetainFor(retention)).await {
             return Ok(Ownership::Held);
         }
-        let mut answer = self.store.retain(self.id, self.token, retention);
-        bounded(&mut answer, self.store_timeout).await
+        let mut answer = self.engine.store.retain(self.id, self.token, retention);
+        bounded(&mut answer, self.engine.rules.store_timeout).await
     }
 
     /// Leaves a wish with the claim if it is still in flight; otherwise waits for its end.

@@ -1,15 +1,11 @@
 //! What is still running. In: a [`Ticket`] per execution; out: a wait for the last of them, for a
 //! shutdown that loses nothing.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::sync::Notify;
+
+use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// The executions between their begin and the end of their settlement. Clones share it.
 #[derive(Debug, Clone, Default)]

@@ -26,6 +26,12 @@ impl Panic {
     }
 }
 
+/// Runs `call` and catches its panic.
+pub(crate) fn catch_call<T>(call: impl FnOnce() -> T) -> Result<T, Panic> {
+    // As below.
+    catch_unwind(AssertUnwindSafe(call)).map_err(Panic)
+}
+
 /// Runs `poll` and catches its panic.
 pub(crate) fn catch_poll<T>(poll: impl FnOnce() -> Poll<T>) -> Poll<Result<T, Panic>> {
     // What the panic leaves half done is dropped by the caller and never looked at again.

@@ -180,8 +180,13 @@ impl<V: 'static> Engine<V> {
     }
 
     /// What is under `id` right now. Advisory.
-    pub(crate) async fn lookup(&self, id: OperationId) -> Result<Option<Fingerprint>, StoreError> {
-        bounded(&mut self.store.lookup(id), self.rules.store_timeout).await
+    pub(crate) fn lookup(&self, id: OperationId) -> StoreFuture<Option<Fingerprint>> {
+        let mut call = self.store.lookup(id);
+        if call.is_there() {
+            return call;
+        }
+        let limit = self.rules.store_timeout;
+        StoreFuture::new(async move { in_time(&mut call, limit).await })
     }
 
     /// Claims `id`, waiting for a claim in flight as `in_flight` says.
@@ -192,43 +197,78 @@ impl<V: 'static> Engine<V> {
         &self,
         wanted: Wanted,
         in_flight: InFlight,
-        runtime: Option<&Runtime>,
     ) -> Result<Decision<V>, StoreError> {
         let Wanted { id, fingerprint, scope } = wanted;
         let request = ClaimRequest::new(id, fingerprint, Token::mint()).in_scope(scope);
-        let token = request.token;
+        let mut call = self.store.claim(request);
+        let call = match call.at_once() {
+            Some(Ok(ClaimReply::InFlight(ended))) => {
+                StoreFuture::ready(ClaimReply::InFlight(ended))
+            }
+            Some(Ok(reply)) => return Ok(self.decide(request, reply, false)),
+            Some(Err(error)) => StoreFuture::failed(error),
+            None => call,
+        };
+        // Boxed, or every request would carry the room that few need.
+        Box::pin(self.claim_in_time(request, call, in_flight)).await
+    }
+
+    /// The same where there is something to wait for: the store's answer, or a claim in flight.
+    async fn claim_in_time(
+        &self,
+        request: ClaimRequest,
+        mut call: StoreFuture<ClaimReply<V>>,
+        in_flight: InFlight,
+    ) -> Result<Decision<V>, StoreError> {
+        let runtime = Runtime::try_current().ok();
         let mut turn = None;
         loop {
-            return Ok(match self.ask(request, runtime).await? {
-                ClaimReply::Mine(claim) => {
-                    Decision::Mine(OwnedClaim::new(self, id, token, claim, runtime))
-                }
-                ClaimReply::Conflict => Decision::Conflict,
-                ClaimReply::Recorded(value) => Decision::Recorded { value, waited: turn.is_some() },
-                ClaimReply::Held => Decision::Held,
-                ClaimReply::Full { room_in } => Decision::Full { room_in },
+            match self.answer(request, call, runtime.as_ref()).await? {
                 ClaimReply::InFlight(ended) => {
                     if turn.is_none() {
-                        turn = self.waiters.enter(id, in_flight, &self.rules, runtime);
+                        turn = self.waiters.enter(
+                            request.id,
+                            in_flight,
+                            &self.rules,
+                            runtime.as_ref(),
+                        );
                     }
                     match &turn {
-                        Some(turn) if turn.wait(ended).await? => continue,
-                        _ => Decision::InFlight,
+                        Some(turn) if turn.wait(ended).await? => {}
+                        _ => return Ok(Decision::InFlight),
                     }
                 }
-            });
+                reply => return Ok(self.decide(request, reply, turn.is_some())),
+            }
+            call = self.store.claim(request);
         }
     }
 
-    /// One call of the store's `claim`; without its answer the claim is taken back.
-    async fn ask(
+    /// What the store's answer means to the one who asked; `waited` says whether it was in flight
+    /// before.
+    fn decide(&self, request: ClaimRequest, reply: ClaimReply<V>, waited: bool) -> Decision<V> {
+        match reply {
+            ClaimReply::Mine(claim) => {
+                Decision::Mine(OwnedClaim::new(self, request.id, request.token, claim))
+            }
+            ClaimReply::Conflict => Decision::Conflict,
+            ClaimReply::Recorded(value) => Decision::Recorded { value, waited },
+            ClaimReply::Held => Decision::Held,
+            ClaimReply::InFlight(_) => Decision::InFlight,
+            ClaimReply::Full { room_in } => Decision::Full { room_in },
+        }
+    }
+
+    /// Waits for the answer to one claim; without it the claim is taken back.
+    async fn answer(
         &self,
         request: ClaimRequest,
+        mut call: StoreFuture<ClaimReply<V>>,
         runtime: Option<&Runtime>,
     ) -> Result<ClaimReply<V>, StoreError> {
         let ClaimRequest { id, token, .. } = request;
         let mut unanswered = Unanswered { engine: self, id, token, runtime, answered: false };
-        let reply = bounded(&mut self.store.claim(request), self.rules.store_timeout).await;
+        let reply = bounded(&mut call, self.rules.store_timeout).await;
         unanswered.answered = reply.is_ok();
         if let Err(error) = &reply {
             notice::store_failed(error);
@@ -288,6 +328,14 @@ pub(crate) async fn bounded<T>(
     answer: &mut StoreFuture<T>,
     limit: Duration,
 ) -> Result<T, StoreError> {
+    match answer.at_once() {
+        Some(answer) => answer,
+        // Boxed, or every request would carry the room that few need.
+        None => Box::pin(in_time(answer, limit)).await,
+    }
+}
+
+async fn in_time<T>(answer: &mut StoreFuture<T>, limit: Duration) -> Result<T, StoreError> {
     if let Poll::Ready(answer) = at_once(answer).await {
         return answer;
     }

@@ -8,8 +8,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::runtime::Handle as Runtime;
-
 use super::{
     Decision, Engine, InFlight, OnFailure, OnLeave, OwnedClaim, Settlement, Wanted,
     assert_longer_than_zero, assert_waiters,
@@ -156,8 +154,7 @@ impl<V: Clone + Send + Sync + 'static> Engine<V> {
         let Some(Operation(wanted)) = operation else {
             return work.await.map(done).map_err(RunError::Work);
         };
-        let runtime = Runtime::try_current().ok();
-        match self.claim(wanted, self.rules.in_flight, runtime.as_ref()).await {
+        match self.claim(wanted, self.rules.in_flight).await {
             Ok(Decision::Mine(claim)) => {
                 let leave = claim.leave();
                 let value =

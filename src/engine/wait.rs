@@ -1,11 +1,7 @@
 //! Waiting for a claim in flight. In: an operation id; out: a [`Turn`] with a deadline, or none if
 //! too many wait already. A waiter never becomes owner by itself: it goes back to the claim.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::{
     runtime::Handle as Runtime,
@@ -16,6 +12,7 @@ use super::Rules;
 use crate::{
     operation::OperationId,
     store::{StoreError, StoreFuture},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 /// What a repeat does while the first execution is running.
@@ -110,5 +107,46 @@ impl Drop for Turn {
                 waiting.by_operation.remove(&self.id);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+    fn enter(waiters: &Waiters, id: OperationId, at_most: Duration) -> Option<Turn> {
+        let rules = Rules { waiters_per_operation: 2, waiters: 3, ..Rules::default() };
+        let runtime = Runtime::current();
+        waiters.enter(id, InFlight::Wait(at_most), &rules, Some(&runtime))
+    }
+
+    #[tokio::test]
+    async fn places_are_counted_for_each_operation_and_in_all_and_nothing_is_left_of_them() {
+        let waiters = Waiters::default();
+        let ids = [1, 2, 3].map(|number| OperationId::from_bytes([number; 32]));
+        let counts = || {
+            let waiting = waiters.lock();
+            (waiting.in_all, ids.map(|id| waiting.by_operation.get(&id).copied()))
+        };
+        let first = enter(&waiters, ids[0], DAY).unwrap();
+        let second = enter(&waiters, ids[0], DAY).unwrap();
+        assert!(enter(&waiters, ids[0], DAY).is_none(), "two wait for it");
+        let third = enter(&waiters, ids[1], DAY).unwrap();
+        assert!(enter(&waiters, ids[2], DAY).is_none(), "three wait in all");
+        assert_eq!(counts(), (3, [Some(2), Some(1), None]));
+        drop(first);
+        assert_eq!(counts(), (2, [Some(1), Some(1), None]));
+        drop(second);
+        assert_eq!(counts(), (1, [None, Some(1), None]));
+        drop(third);
+        assert_eq!(counts(), (0, [None; 3]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_that_no_clock_can_add_to_is_for_ever() {
+        let turn = enter(&Waiters::default(), OperationId::from_bytes([1; 32]), Duration::MAX);
+        assert!(turn.unwrap().deadline >= Instant::now() + 365 * DAY);
     }
 }

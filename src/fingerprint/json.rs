@@ -100,6 +100,8 @@ struct Member {
     name: usize,
     value: usize,
     end: usize,
+    /// How its name begins, in an order that its first bytes have too.
+    begins: u64,
 }
 
 impl Member {
@@ -199,7 +201,8 @@ impl Reader {
             let first = lexer.ws_peek().ok_or(ByBytes)?;
             let part = part.of_member(&self.encoded[name..]);
             self.value(first, lexer, part, depth)?;
-            let member = Member { start, name, value, end: self.encoded.len() };
+            let begins = first_bytes(&self.encoded[name..value]);
+            let member = Member { start, name, value, end: self.encoded.len(), begins };
             count += usize::from(member.counts());
             self.members.push(member);
             Ok::<_, ByBytes>(())
@@ -207,7 +210,8 @@ impl Reader {
         let members = &mut self.members[first_member..];
         let encoded = &mut self.encoded;
         let name = |member: &Member| &encoded[member.name..member.value];
-        members.sort_unstable_by(|a, b| name(a).cmp(name(b)));
+        // Most names differ in how they begin, which is compared in one step.
+        members.sort_unstable_by(|a, b| a.begins.cmp(&b.begins).then_with(|| name(a).cmp(name(b))));
         if members.windows(2).any(|pair| name(&pair[0]) == name(&pair[1])) {
             return Err(ByBytes);
         }
@@ -262,6 +266,15 @@ impl Reader {
         self.encoded.push(tag);
         self.encoded.extend_from_slice(&digest);
     }
+}
+
+/// The first eight bytes as a number, zeros where there are fewer. Of two names the one whose number
+/// is smaller comes first.
+fn first_bytes(name: &[u8]) -> u64 {
+    let mut first = [0; 8];
+    let length = name.len().min(first.len());
+    first[..length].copy_from_slice(&name[..length]);
+    u64::from_be_bytes(first)
 }
 
 /// Seven bits a byte, the lowest first; the top bit says that more follow. One byte for nearly every name and value.

@@ -1,16 +1,22 @@
 //! Is it the same request? In: a request's head, its body as it arrives, its trailers; out: a
 //! versioned [`Fingerprint`]. Next, the operation is claimed with it.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+};
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, Uri,
+    HeaderMap, HeaderName, HeaderValue, Uri,
     header::{CONTENT_ENCODING, CONTENT_TYPE},
     request::Parts,
 };
 
-use crate::digest::{Digest, Framed};
+use crate::{
+    digest::{Digest, Framed},
+    intake::Intake,
+};
 
 pub(crate) use selection::Selection;
 
@@ -37,12 +43,20 @@ impl Fingerprint {
     /// its length and in its place.
     #[must_use]
     pub fn of<F: AsRef<[u8]>>(fields: impl IntoIterator<Item = F>) -> Self {
-        let mut framed = Framed::new("tower-idempotency fields 1");
+        static START: LazyLock<Framed> =
+            LazyLock::new(|| Framed::new("tower-idempotency fields 1"));
+        let mut framed = START.clone();
         for field in fields {
             framed.field(field.as_ref());
         }
         let digest = framed.finish();
         Self { exact: digest, meaning: digest }
+    }
+
+    /// The digest of the exact bytes.
+    #[must_use]
+    pub const fn exact(&self) -> &[u8; 32] {
+        &self.exact
     }
 
     /// A fingerprint that was kept as bytes.
@@ -80,186 +94,223 @@ impl fmt::Debug for Fingerprint {
 }
 
 /// What of a request counts.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Counts {
-    /// These headers, besides the content's own.
-    pub(crate) headers: Vec<HeaderName>,
-    /// These parts of a JSON body, instead of all of it.
-    pub(crate) json: Option<Selection>,
+    headers: Vec<HeaderName>,
+    json: Option<Selection>,
     /// What a function of the user's own says, instead of all the rest.
     pub(crate) own: Option<Arc<OwnFingerprint>>,
+    /// What the digests of exact bytes begin with, and those of meanings.
+    bytes: Framed,
+    meaning: Framed,
 }
 
 pub(crate) type OwnFingerprint = dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync;
 
-impl Counts {
-    /// Starts on a request by its head.
-    pub(crate) fn begin(&self, parts: &Parts) -> Making<'_> {
-        match &self.own {
-            None => Making::Content(Fingerprinter::new(parts, &self.headers, self.json.as_ref())),
-            Some(own) => Making::Own(&**own),
-        }
+impl Default for Counts {
+    fn default() -> Self {
+        Self::new(Vec::new(), None, None)
     }
 }
 
-/// A fingerprint in the making.
-#[allow(clippy::large_enum_variant, reason = "the large one is the usual one")]
-pub(crate) enum Making<'a> {
-    Content(Fingerprinter<'a>),
-    Own(&'a OwnFingerprint),
+impl Counts {
+    fn new(
+        headers: Vec<HeaderName>,
+        json: Option<Selection>,
+        own: Option<Arc<OwnFingerprint>>,
+    ) -> Self {
+        let start = |domain| {
+            let mut start = Framed::new(domain);
+            start.number(headers.len());
+            for name in &headers {
+                start.field(name.as_str().as_bytes());
+            }
+            start.fill_block()
+        };
+        let bytes = start("tower-idempotency request 1");
+        let meaning = start("tower-idempotency request by meaning 1");
+        Self { headers, json, own, bytes, meaning }
+    }
+
+    /// The headers that count besides the content's own.
+    pub(crate) fn headers(&self) -> &[HeaderName] {
+        &self.headers
+    }
+
+    /// What counts of a JSON body, where that is not all of it.
+    pub(crate) fn json(&self) -> Option<&Selection> {
+        self.json.as_ref()
+    }
+
+    pub(crate) fn set_headers(&mut self, headers: Vec<HeaderName>) {
+        *self = Self::new(headers, self.json.take(), self.own.take());
+    }
+
+    pub(crate) fn set_json(&mut self, json: Option<Selection>) {
+        *self = Self::new(std::mem::take(&mut self.headers), json, self.own.take());
+    }
+
+    /// Starts on a request.
+    pub(crate) fn begin(&self) -> Making {
+        Making { exact: self.bytes.clone(), body_length: 0 }
+    }
+
+    /// What every fingerprint of a request's content covers besides the body: to which resource
+    /// something is done, and how the body is to be read. Returns whether that is as JSON.
+    fn write_head(&self, framed: &mut Framed, parts: &Parts) -> bool {
+        let headers = &parts.headers;
+        write_resource(framed, parts);
+        let kind = write_lines(framed, headers, &CONTENT_TYPE);
+        let encoding = write_lines(framed, headers, &CONTENT_ENCODING);
+        for name in &self.headers {
+            write_lines(framed, headers, name);
+        }
+        let is_json = encoding == Lines::None && matches!(kind, Lines::One(kind) if is_json(kind));
+        // Exact bytes of JSON have another meaning under another selection, and must not be
+        // recognised.
+        let selection = self.json.as_ref().filter(|_| is_json);
+        framed.field(selection.map_or(&[], |selection| selection.id()));
+        is_json
+    }
 }
 
-impl Making<'_> {
+/// A fingerprint in the making, while the body arrives.
+pub(crate) struct Making {
+    /// The digest of the exact bytes. The body comes first in it, so nothing else has to be kept
+    /// while it arrives.
+    exact: Framed,
+    body_length: u64,
+}
+
+impl Making {
     /// Takes in the next bytes of the body.
     pub(crate) fn data(&mut self, chunk: &[u8]) {
-        match self {
-            Self::Content(fingerprinter) => fingerprinter.data(chunk),
-            Self::Own(_) => {}
-        }
-    }
-
-    /// The fingerprint, now that all of the request is there; see [`Fingerprinter::finish`].
-    pub(crate) fn finish(
-        self,
-        parts: &Parts,
-        body: &Bytes,
-        trailers: Option<&HeaderMap>,
-        known: Option<Fingerprint>,
-    ) -> Fingerprint {
-        match self {
-            Self::Content(fingerprinter) => fingerprinter.finish(body, trailers, known),
-            Self::Own(own) => {
-                let mut framed = head("tower-idempotency own request 1", parts);
-                framed.field(&own(parts, body).meaning);
-                let digest = framed.finish();
-                Fingerprint { exact: digest, meaning: digest }
-            }
-        }
-    }
-}
-
-/// Makes a fingerprint of a request's content while the body arrives.
-pub(crate) struct Fingerprinter<'a> {
-    /// The digest of the head: where the body's bytes and the body's meaning part ways.
-    head: Framed,
-    exact: Framed,
-    body_length: usize,
-    is_json: bool,
-    selection: Option<&'a Selection>,
-}
-
-impl<'a> Fingerprinter<'a> {
-    /// Takes in the head. `chosen` are the headers that count besides the content's own, `selection`
-    /// is what counts of a JSON body.
-    fn new(parts: &Parts, chosen: &[HeaderName], selection: Option<&'a Selection>) -> Self {
-        let is_json = is_json(&parts.headers);
-        let selection = selection.filter(|_| is_json);
-        let mut head = head("tower-idempotency request 1", parts);
-        // In front of the body's bytes too: they have another meaning under another selection, and
-        // must not be recognised.
-        head.field(selection.map_or(&[], |selection| selection.id()));
-        head.number(chosen.len());
-        for name in [CONTENT_TYPE, CONTENT_ENCODING].iter().chain(chosen) {
-            head.field(name.as_str().as_bytes());
-            let lines = parts.headers.get_all(name);
-            head.number(lines.iter().count());
-            for line in lines {
-                head.field(line.as_bytes());
-            }
-        }
-        let mut exact = head.clone();
-        exact.field(b"bytes");
-        Self { head, exact, body_length: 0, is_json, selection }
-    }
-
-    fn data(&mut self, chunk: &[u8]) {
         self.exact.unframed(chunk);
-        self.body_length += chunk.len();
+        self.body_length += chunk.len() as u64;
     }
 
-    /// The fingerprint. `body` is all that [`data`](Self::data) was given; `known` is what the
-    /// store has under the same id: if the bytes are the same, so is their meaning, and nothing
-    /// is parsed.
-    fn finish(
-        mut self,
-        body: &[u8],
-        trailers: Option<&HeaderMap>,
-        known: Option<Fingerprint>,
-    ) -> Fingerprint {
-        let trailers_length = write_trailers(&mut self.exact, trailers);
-        // A stream's length is known at its end. Two numbers of fixed width there divide what came
-        // before into head, body and trailers, in one way only.
-        self.exact.number(self.body_length);
-        self.exact.number(trailers_length);
-        let exact = self.exact.finish();
-        if let Some(known) = known
-            && known.exact == exact
-        {
-            return known;
+    /// The body is all there. `intake` has all that [`data`](Self::data) was given.
+    pub(crate) fn finish(self, counts: &Counts, parts: &Parts, intake: &Intake) -> Exact {
+        if let Some(own) = &counts.own {
+            static START: LazyLock<Framed> =
+                LazyLock::new(|| Framed::new("tower-idempotency own request 1"));
+            let mut framed = START.clone();
+            framed.field(&own(parts, &intake.body).meaning);
+            write_resource(&mut framed, parts);
+            return Exact { digest: framed.finish(), is_json: false };
         }
-        let value = match (self.is_json, self.selection) {
-            (false, _) => None,
-            (true, None) => json::digest(body),
-            (true, Some(selection)) => json::digest_selected(body, selection),
+        let Self { exact: mut framed, body_length } = self;
+        let is_json = counts.write_head(&mut framed, parts);
+        write_trailers(&mut framed, intake.trailers.as_deref());
+        // A stream's length is known at its end. A number of fixed width there divides what came
+        // before into body and head, in one way only.
+        framed.unframed(&body_length.to_le_bytes());
+        Exact { digest: framed.finish(), is_json }
+    }
+}
+
+/// What a request asks for by its exact bytes.
+pub(crate) struct Exact {
+    pub(crate) digest: Digest,
+    /// May other bytes mean the same?
+    is_json: bool,
+}
+
+impl Exact {
+    /// The fingerprint, with what the bytes mean.
+    pub(crate) fn fingerprint(
+        &self,
+        counts: &Counts,
+        parts: &Parts,
+        intake: &Intake,
+    ) -> Fingerprint {
+        let exact = self.digest;
+        let value = match &counts.json {
+            _ if !self.is_json => None,
+            None => json::digest(&intake.body),
+            Some(selection) => json::digest_selected(&intake.body, selection),
         };
-        let meaning = match value {
-            None => exact,
-            Some(value) => {
-                let mut meaning = self.head;
-                meaning.field(b"json");
-                meaning.field(&value);
-                write_trailers(&mut meaning, trailers);
-                meaning.finish()
-            }
-        };
+        let meaning = value.map_or(exact, |value| {
+            let mut meaning = counts.meaning.clone();
+            meaning.field(&value);
+            counts.write_head(&mut meaning, parts);
+            write_trailers(&mut meaning, intake.trailers.as_deref());
+            meaning.finish()
+        });
         Fingerprint { exact, meaning }
     }
 }
 
-/// What every fingerprint begins with: to which resource something is done.
-fn head(domain: &str, parts: &Parts) -> Framed {
-    let mut head = Framed::new(domain);
-    head.field(parts.method.as_str().as_bytes());
+/// What is done to which resource.
+fn write_resource(framed: &mut Framed, parts: &Parts) {
+    framed.field(parts.method.as_str().as_bytes());
+    write_uri(framed, &parts.uri);
     // Both, for the original one may be that of a request around this one: a batch handler copies
     // it with the other extensions.
-    for uri in [original_uri(parts), &parts.uri] {
-        head.field(uri.path().as_bytes());
-        // "No query" and "an empty query" are two requests.
-        head.number(usize::from(uri.query().is_some()));
-        head.field(uri.query().unwrap_or_default().as_bytes());
+    match original_uri(parts) {
+        None => framed.number(0),
+        Some(original) => {
+            framed.number(1);
+            write_uri(framed, original);
+        }
     }
-    head
 }
 
-/// Writes the trailers, and returns how many bytes that took.
-fn write_trailers(framed: &mut Framed, trailers: Option<&HeaderMap>) -> usize {
-    let mut written = 0;
+/// How often a header is there.
+#[derive(PartialEq)]
+enum Lines<'a> {
+    None,
+    One(&'a HeaderValue),
+    Several,
+}
+
+/// Writes all lines of a header.
+fn write_lines<'a>(framed: &mut Framed, headers: &'a HeaderMap, name: &HeaderName) -> Lines<'a> {
+    let mut lines = Lines::None;
+    for line in headers.get_all(name) {
+        framed.number(1 + line.len());
+        framed.unframed(line.as_bytes());
+        lines = if lines == Lines::None { Lines::One(line) } else { Lines::Several };
+    }
+    framed.number(0);
+    lines
+}
+
+fn write_uri(framed: &mut Framed, uri: &Uri) {
+    framed.field(uri.path().as_bytes());
+    // "No query" and "an empty query" are two requests.
+    match uri.query() {
+        None => framed.number(0),
+        Some(query) => {
+            framed.number(1 + query.len());
+            framed.unframed(query.as_bytes());
+        }
+    }
+}
+
+fn write_trailers(framed: &mut Framed, trailers: Option<&HeaderMap>) {
+    framed.number(trailers.map_or(0, HeaderMap::len));
     for (name, value) in trailers.into_iter().flatten() {
         framed.field(name.as_str().as_bytes());
         framed.field(value.as_bytes());
-        written += 16 + name.as_str().len() + value.len();
     }
-    written
 }
 
-/// The URI as the client sent it: a nested axum router shows its routes a shortened one.
-fn original_uri(parts: &Parts) -> &Uri {
+/// The URI as the client sent it, where that is another one: a nested axum router shows its routes
+/// a shortened one.
+fn original_uri(parts: &Parts) -> Option<&Uri> {
     #[cfg(feature = "axum")]
     if let Some(::axum::extract::OriginalUri(uri)) = parts.extensions.get() {
-        return uri;
+        return (uri.path_and_query() != parts.uri.path_and_query()).then_some(uri);
     }
-    &parts.uri
+    let _ = parts;
+    None
 }
 
-/// `application/json` or `…+json`, said once, and not encoded.
-fn is_json(headers: &HeaderMap) -> bool {
-    let mut lines = headers.get_all(CONTENT_TYPE).iter();
-    let (Some(line), None) = (lines.next(), lines.next()) else { return false };
-    if headers.contains_key(CONTENT_ENCODING) {
-        return false;
-    }
-    let line = line.as_bytes();
-    let essence = line.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+/// `application/json` or `…+json`.
+fn is_json(kind: &HeaderValue) -> bool {
+    let kind = kind.as_bytes();
+    let essence = kind.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
     let ends_with = |suffix: &[u8]| {
         essence.len() > suffix.len()
             && essence[essence.len() - suffix.len()..].eq_ignore_ascii_case(suffix)

@@ -58,11 +58,18 @@ pub trait Store<V>: Send + Sync + 'static {
     /// nothing and claims nothing.
     ///
     /// It sees what was there at some moment between call and answer, so nothing is decided by it.
+    /// It is done only where a guard needs it.
     fn lookup(&self, id: OperationId) -> StoreFuture<Option<Fingerprint>>;
 
-    /// Is a look-up so cheap that it saves work to do one before each claim? Otherwise it is done
-    /// only where a guard needs it.
-    fn lookup_is_cheap(&self) -> bool;
+    /// The value recorded under `id`, if it was claimed with the same [exact](Fingerprint::exact)
+    /// digest: what [`claim`](Store::claim) would answer. So a repeat of the very same bytes is
+    /// recognised before their meaning is read. It changes nothing and claims nothing; `None`
+    /// decides nothing. Asked for every request before its claim, so only for a store that can say
+    /// so at once. Default: `None`.
+    fn recall(&self, id: &OperationId, exact: &[u8; 32]) -> Option<V> {
+        let _ = (id, exact);
+        None
+    }
 
     /// Does it give each scope a share of its room? Only then is a claim asked with its scope.
     /// Default: no.
@@ -242,6 +249,18 @@ impl<T> StoreFuture<T> {
     /// A failure that is known already.
     pub fn failed(error: StoreError) -> Self {
         Self(Answer::Ready(Some(Err(error))))
+    }
+
+    pub(crate) fn is_there(&self) -> bool {
+        matches!(self.0, Answer::Ready(_))
+    }
+
+    /// Takes the answer, if it is there already.
+    pub(crate) fn at_once(&mut self) -> Option<Result<T, StoreError>> {
+        match &mut self.0 {
+            Answer::Ready(answer) => answer.take(),
+            Answer::Pending(_) => None,
+        }
     }
 
     /// An answer that has to be waited for.

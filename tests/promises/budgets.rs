@@ -723,8 +723,8 @@ impl Store<String> for OneScope {
         self.0.lookup(id)
     }
 
-    fn lookup_is_cheap(&self) -> bool {
-        self.0.lookup_is_cheap()
+    fn recall(&self, id: &OperationId, exact: &[u8; 32]) -> Option<String> {
+        self.0.recall(id, exact)
     }
 
     fn claim(&self, request: ClaimRequest) -> StoreFuture<ClaimReply<String>> {
@@ -764,4 +764,16 @@ async fn a_share_keeps_every_promise_that_a_capacity_keeps_with_and_without_evic
         };
         Suite::new(make, |number: u8| format!("value {number}")).run().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_scope_hears_when_its_share_has_room_where_the_rest_will_be_evicted() {
+    let store = MemoryStore::new().stored_bytes(100).scope_share(1).evict_oldest(true);
+    let shelf = Shelf(store);
+    complete(shelf.claim(1, tenant("a")).await, 10, SECOND).await;
+    complete(shelf.claim(2, tenant("b")).await, 100, HOUR).await;
+    // The bytes stay over the budget when the first has ended; the second then makes room.
+    assert_eq!(shelf.full(3, tenant("a")).await, Some(SECOND));
+    tokio::time::advance(SECOND).await;
+    drop(shelf.claim(3, tenant("a")).await);
 }

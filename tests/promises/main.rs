@@ -21,7 +21,6 @@
 
 mod support;
 
-mod bookkeeping;
 mod budgets;
 mod buffered;
 mod cancellation;
@@ -39,6 +38,7 @@ mod layering;
 mod memory_store;
 mod middleware;
 mod mode;
+mod notices;
 mod presets;
 mod readiness;
 mod readme;

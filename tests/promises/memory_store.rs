@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tower_idempotency::{
-    Fingerprint, MemoryStore, OperationId, Scope, Store, Token,
+    Fingerprint, MemoryStore, OperationId, Scope, ScopeId, Store, Token,
     store::{Claim, ClaimReply, ClaimRequest, Completion, Ownership},
 };
 
@@ -50,6 +50,26 @@ async fn the_live_entries_are_counted_and_the_claims_among_them() {
     assert_eq!((store.len(), store.in_flight(), store.is_empty()), (3, 1, false));
     drop(in_flight);
     assert_eq!((store.len(), store.in_flight()), (2, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_recalls_a_live_record_of_the_very_same_bytes_and_nothing_else() {
+    let store = MemoryStore::new();
+    let asked = Fingerprint::of(["asked"]);
+    // The same meaning, spelt in other bytes.
+    let mut bytes = asked.to_bytes();
+    bytes[0] ^= 1;
+    let respelt = Fingerprint::from_bytes(&bytes);
+    assert_eq!(asked, respelt);
+    let _in_flight = one_of_each(&store).await;
+    for number in 0..4 {
+        let recorded = (number == 2).then_some("value");
+        assert_eq!(store.recall(&id(number), asked.exact()), recorded, "{number}");
+        assert_eq!(store.recall(&id(number), respelt.exact()), None, "{number}");
+    }
+    assert_eq!((store.len(), store.in_flight()), (3, 1));
+    tokio::time::advance(HOUR).await;
+    assert_eq!(store.recall(&id(2), asked.exact()), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -141,4 +161,51 @@ async fn the_value_of_a_record_that_has_ended_is_let_go() {
     // moka frees what it has removed a little later, so some of 2,000 may be left.
     let held = Arc::strong_count(&value) - 1;
     assert!(held < 1_000, "{held} values are held");
+}
+
+/// So many that no claim clears them all.
+const MANY: usize = 300;
+
+#[tokio::test(start_paused = true)]
+async fn what_has_ended_is_new_work_however_many_have_ended_before_it() {
+    let store = MemoryStore::new();
+    for number in 0..MANY {
+        let retention = HOUR + Duration::from_secs(number as u64);
+        let claim = own(&store, number).await;
+        if number % 2 == 0 {
+            assert_eq!(claim.hold(retention).await.unwrap(), Ownership::Held);
+        } else {
+            let completion = Completion::new("value", retention);
+            assert_eq!(claim.complete(completion).await.unwrap(), Ownership::Held);
+        }
+    }
+    tokio::time::advance(2 * HOUR).await;
+    let _last = [own(&store, MANY - 1).await, own(&store, MANY - 2).await];
+    assert_eq!((store.len(), store.in_flight()), (2, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_share_has_room_however_much_of_others_has_ended_before_its_own() {
+    let store = MemoryStore::new().scope_share(MANY);
+    let fill = async |tenant: &str, entries: usize, retention: Duration| {
+        let scope = Scope::new(tenant);
+        for number in 0..entries {
+            let id = OperationId::new(&scope, &number.to_string());
+            let request = ClaimRequest::new(id, Fingerprint::of(["asked"]), Token::mint());
+            let request = request.in_scope(Some(ScopeId::new(&scope)));
+            let ClaimReply::Mine(claim) = store.claim(request).await.unwrap() else {
+                panic!("{tenant} has no room for {number}");
+            };
+            let completion = Completion::new("value", retention);
+            assert_eq!(claim.complete(completion).await.unwrap(), Ownership::Held);
+        }
+    };
+    fill("one", MANY, HOUR).await;
+    fill("other", MANY, 2 * HOUR).await;
+    tokio::time::advance(3 * HOUR).await;
+    let scope = Scope::new("other");
+    let id = OperationId::new(&scope, "one more");
+    let request = ClaimRequest::new(id, Fingerprint::of(["asked"]), Token::mint());
+    let reply = store.claim(request.in_scope(Some(ScopeId::new(&scope)))).await.unwrap();
+    assert!(matches!(reply, ClaimReply::Mine(_)), "{reply:?}");
 }

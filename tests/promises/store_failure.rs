@@ -23,6 +23,8 @@ async fn without_the_store_a_keyed_request_is_refused_and_one_without_a_key_runs
     for call in [Call::Lookup, Call::Claim] {
         for cue in [Cue::Fail, Cue::Hang] {
             let (layer, store) = failing();
+            // With a guard, which needs the look-up.
+            let layer = layer.ceiling(&Ceiling::new(8));
             let stack = Stack::numbered(&layer);
             store.cue(call, cue.clone());
             let refused = stack.send(keyed("k", "{}")).await;
@@ -163,7 +165,7 @@ async fn what_the_stores_claim_adds_reaches_the_handler_and_no_other() {
 
 #[tokio::test]
 async fn a_store_far_away_is_asked_once_for_a_replay_and_twice_for_a_first_call() {
-    let store = CueStore::remote();
+    let store = CueStore::default();
     let stack = Stack::numbered(&layer().0.store(store.clone()));
     stack.send(keyed("k", "{}")).await;
     assert_eq!(store.calls(), [Call::Claim, Call::Complete]);
@@ -173,7 +175,7 @@ async fn a_store_far_away_is_asked_once_for_a_replay_and_twice_for_a_first_call(
 
 #[tokio::test]
 async fn a_store_far_away_is_looked_into_first_where_a_guard_needs_it() {
-    let store = CueStore::remote();
+    let store = CueStore::default();
     let ceiling = Ceiling::new(1);
     let stack = Stack::numbered(&layer().0.store(store.clone()).ceiling(&ceiling));
     stack.send(keyed("k", "{}")).await;

@@ -1,14 +1,7 @@
 //! The in-process store. In: claims and settlements; out: exact answers from one lock. moka holds
 //! the finished values; which ids are live, and until when, is decided here alone.
 
-use std::{
-    fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use moka::{Expiry, sync::Cache};
 use tokio::{sync::watch, time::Instant};
@@ -18,11 +11,15 @@ use crate::{
     fingerprint::Fingerprint,
     notice,
     operation::{OperationId, Token},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 mod table;
 
-use table::{Left, Live, NoRoom, Room, State, Table, for_ever_at_most};
+use table::{Hashed, Left, Live, NoRoom, Room, State, Table, for_ever_at_most};
 
 /// The most live entries a store holds unless told otherwise.
 const CAPACITY: usize = 1_000;
@@ -56,7 +53,9 @@ pub struct MemoryStore<V> {
 struct Shared<V> {
     table: Mutex<Table>,
     /// The values of the entries that are [`State::Recorded`]. Written only with the table locked.
-    records: Cache<OperationId, Kept<V>>,
+    records: Cache<OperationId, Kept<V>, Hashed>,
+    /// Is there a share of each scope? Asked for every request, so not of the table.
+    counts_scopes: AtomicBool,
     /// Has it been said that it is filling up? It is said once.
     warned: AtomicBool,
 }
@@ -124,7 +123,10 @@ impl<V: Clone + Send + Sync + 'static> MemoryStore<V> {
                     scope_share: None,
                     evict_oldest: false,
                 })),
-                records: Cache::builder().expire_after(KeepFor).build(),
+                records: Cache::builder()
+                    .expire_after(KeepFor)
+                    .build_with_hasher(Hashed::default()),
+                counts_scopes: AtomicBool::new(false),
                 warned: AtomicBool::new(false),
             }),
         }
@@ -178,6 +180,7 @@ impl<V: Clone + Send + Sync + 'static> MemoryStore<V> {
         assert!(entries > 0, "scope_share: a scope needs room for at least 1 entry");
         assert!(entries <= capacity, "scope_share: {entries} is over the capacity ({capacity})");
         self.shared.table().room.scope_share = Some(entries);
+        self.shared.counts_scopes.store(true, Ordering::Relaxed);
         self
     }
 
@@ -257,6 +260,11 @@ impl<V> Shared<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Shared<V> {
+    /// The value of a record; asked with the table locked.
+    fn recorded(&self, id: &OperationId) -> Option<V> {
+        self.records.get(id).and_then(|kept| kept.value().clone())
+    }
+
     /// Ends one entry.
     fn end(&self, table: &mut Table, id: &OperationId, gone: &mut Gone<V>) {
         let Some(live) = table.end(id) else { return };
@@ -310,7 +318,7 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
                 }
                 State::Held { .. } => return ClaimReply::Held,
                 State::Recorded { .. } => {
-                    match self.records.get(&id).and_then(|kept| kept.value().clone()) {
+                    match self.recorded(&id) {
                         Some(_) if !matches => return ClaimReply::Conflict,
                         Some(value) => return ClaimReply::Recorded(value),
                         // A slot without its value is an entry that has ended.
@@ -332,7 +340,8 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
         }
         table.claim(id, token, fingerprint, scope);
         let (live, capacity) = (table.len(), table.room.capacity);
-        if live > capacity / 5 * 4 && !self.warned.swap(true, Ordering::Relaxed) {
+        let over_80_percent = live.saturating_mul(5) > capacity.saturating_mul(4);
+        if over_80_percent && !self.warned.swap(true, Ordering::Relaxed) {
             notice::filling_up(live, capacity);
         }
         ClaimReply::Mine(Box::new(MemoryClaim::new(self, id, token)))
@@ -403,12 +412,17 @@ impl<V: Clone + Send + Sync + 'static> Store<V> for MemoryStore<V> {
         StoreFuture::ready(table.get(&id, Instant::now()).map(|live| live.fingerprint))
     }
 
-    fn lookup_is_cheap(&self) -> bool {
-        true
+    fn recall(&self, id: &OperationId, exact: &[u8; 32]) -> Option<V> {
+        let table = self.shared.table();
+        let live = table.get(id, Instant::now())?;
+        if !live.is_recorded() || live.fingerprint.exact() != exact {
+            return None;
+        }
+        self.shared.recorded(id)
     }
 
     fn counts_scopes(&self) -> bool {
-        self.shared.table().room.scope_share.is_some()
+        self.shared.counts_scopes.load(Ordering::Relaxed)
     }
 
     fn claim(&self, request: ClaimRequest) -> StoreFuture<ClaimReply<V>> {
@@ -524,5 +538,14 @@ mod tests {
             assert_eq!(kept.keep_for, keep_for(retention));
             assert!(kept.keep_for >= for_ever_at_most(retention) + Duration::from_secs(2));
         }
+    }
+
+    #[test]
+    fn the_one_who_holds_the_values_is_told_for_how_long_with_each() {
+        let (id, now) = (OperationId::from_bytes([1; 32]), Instant::now().into_std());
+        let kept = Kept::new("value", HOUR);
+        let told = Some(HOUR + BACKSTOP);
+        assert_eq!(KeepFor.expire_after_create(&id, &kept, now), told);
+        assert_eq!(KeepFor.expire_after_update(&id, &kept, now, Some(HOUR)), told);
     }
 }

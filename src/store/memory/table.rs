@@ -30,13 +30,17 @@ pub(super) struct Room {
     pub(super) evict_oldest: bool,
 }
 
+/// Hashes ids. They are SHA-256 digests, so a hash that is fast will do: all that is needed is a
+/// seed that nobody outside knows, so that no choice of keys can make them collide.
+pub(super) type Hashed = foldhash::fast::RandomState;
+
 /// Every live entry, and when it ends.
 pub(super) struct Table {
     pub(super) room: Room,
     pub(super) in_flight: usize,
     /// What the records take together.
     pub(super) bytes: usize,
-    entries: HashMap<OperationId, Live>,
+    entries: HashMap<OperationId, Live, Hashed>,
     /// One line for each entry that ends by itself.
     deadlines: BTreeSet<(Instant, OperationId)>,
     /// The same for the entries of each scope, while shares are given.
@@ -56,8 +60,8 @@ struct OfScope {
 pub(super) struct Live {
     pub(super) token: Token,
     pub(super) fingerprint: Fingerprint,
-    /// Whose share it counts to, while shares are given.
-    scope: Option<ScopeId>,
+    /// Whose share it counts to, while shares are given; boxed, for most give none.
+    scope: Option<Box<ScopeId>>,
     pub(super) state: State,
 }
 
@@ -113,7 +117,7 @@ impl Table {
             room,
             in_flight: 0,
             bytes: 0,
-            entries: HashMap::new(),
+            entries: HashMap::default(),
             deadlines: BTreeSet::new(),
             scopes: HashMap::new(),
             completed: BTreeMap::new(),
@@ -155,6 +159,7 @@ impl Table {
         }
         self.in_flight += 1;
         let state = State::InFlight { ended: None };
+        let scope = scope.map(Box::new);
         self.entries.insert(id, Live { token, fingerprint, scope, state });
     }
 
@@ -185,7 +190,7 @@ impl Table {
             }
         };
         let claimed = std::mem::replace(&mut live.state, state);
-        let scope = live.scope;
+        let scope = live.scope.as_deref().copied();
         self.in_flight -= 1;
         self.note_deadline(scope, deadline, id);
         Some(claimed)
@@ -208,7 +213,7 @@ impl Table {
                 std::mem::replace(deadline, later)
             }
         };
-        let scope = live.scope;
+        let scope = live.scope.as_deref().copied();
         self.forget_deadline(scope, before, id);
         self.note_deadline(scope, later, id);
     }
@@ -216,16 +221,17 @@ impl Table {
     /// Takes an entry out, with all that is noted of it.
     pub(super) fn end(&mut self, id: &OperationId) -> Option<Live> {
         let live = self.entries.remove(id)?;
+        let scope = live.scope.as_deref().copied();
         match live.state {
             State::InFlight { .. } => self.in_flight -= 1,
-            State::Held { deadline } => self.forget_deadline(live.scope, deadline, *id),
+            State::Held { deadline } => self.forget_deadline(scope, deadline, *id),
             State::Recorded { deadline, bytes, completion } => {
-                self.forget_deadline(live.scope, deadline, *id);
+                self.forget_deadline(scope, deadline, *id);
                 self.bytes -= bytes;
                 self.completed.remove(&completion);
             }
         }
-        if let Some(scope) = live.scope
+        if let Some(scope) = scope
             && let hash_map::Entry::Occupied(mut of_scope) = self.scopes.entry(scope)
         {
             of_scope.get_mut().entries -= 1;

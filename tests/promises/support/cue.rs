@@ -54,7 +54,6 @@ pub struct CueStore<V: 'static = StoredResponse> {
     calls: Arc<Mutex<Vec<Call>>>,
     /// The claims that were not settled.
     kept: Arc<Mutex<Vec<Box<dyn Claim<V>>>>>,
-    lookup_is_dear: bool,
 }
 
 impl<V: Clone + Send + Sync + 'static> Default for CueStore<V> {
@@ -64,7 +63,6 @@ impl<V: Clone + Send + Sync + 'static> Default for CueStore<V> {
             cues: Arc::default(),
             calls: Arc::default(),
             kept: Arc::default(),
-            lookup_is_dear: false,
         }
     }
 }
@@ -76,17 +74,11 @@ impl<V> Clone for CueStore<V> {
             cues: Arc::clone(&self.cues),
             calls: Arc::clone(&self.calls),
             kept: Arc::clone(&self.kept),
-            lookup_is_dear: self.lookup_is_dear,
         }
     }
 }
 
 impl<V: Clone + Send + Sync + 'static> CueStore<V> {
-    /// One whose look-up is as dear as a claim.
-    pub fn remote() -> Self {
-        Self { lookup_is_dear: true, ..Self::default() }
-    }
-
     pub fn cue(&self, call: Call, cue: Cue) {
         self.cues.lock().unwrap().insert(call, cue);
     }
@@ -146,10 +138,6 @@ impl<V: Clone + Send + Sync + 'static> Store<V> for CueStore<V> {
     fn lookup(&self, id: OperationId) -> StoreFuture<Option<Fingerprint>> {
         let memory = self.memory.clone();
         self.answer(Call::Lookup, move || memory.lookup(id))
-    }
-
-    fn lookup_is_cheap(&self) -> bool {
-        !self.lookup_is_dear
     }
 
     fn claim(&self, request: ClaimRequest) -> StoreFuture<ClaimReply<V>> {

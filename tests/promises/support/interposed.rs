@@ -95,10 +95,6 @@ impl Store<StoredResponse> for Interposed {
         self.around(Call::Lookup, move || store.lookup(id))
     }
 
-    fn lookup_is_cheap(&self) -> bool {
-        true
-    }
-
     fn claim(&self, request: ClaimRequest) -> StoreFuture<ClaimReply<StoredResponse>> {
         let store = self.clone();
         self.around(Call::Claim, move || {

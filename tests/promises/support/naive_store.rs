@@ -632,10 +632,6 @@ impl Store<String> for NaiveStore {
         self.answer(move |store| store.lookup_at_once(id))
     }
 
-    fn lookup_is_cheap(&self) -> bool {
-        false
-    }
-
     fn claim(&self, request: ClaimRequest) -> StoreFuture<ClaimReply<String>> {
         let store = self.clone();
         StoreFuture::new(async move { Ok(store.claim_in_steps(request).await) })
