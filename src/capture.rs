@@ -39,15 +39,16 @@ pub(crate) struct Capture {
 }
 
 /// Captures `response` and settles its claim.
-pub(crate) async fn capture<B>(
+pub(crate) fn capture<B>(
     response: Response<B>,
     executing: Executing,
     capture: &Capture,
-) -> Response<ResponseBody<B>>
+) -> impl Future<Output = Response<ResponseBody<B>>>
 where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Send,
 {
+    // Taken apart out here: what an async function takes apart inside, its future holds twice.
     let (mut parts, body) = response.into_parts();
     // The marker is ours: on a first answer it would be a lie.
     parts.headers.remove(REPLAYED);
@@ -69,49 +70,50 @@ where
         _ => declared_length(&parts.headers),
     });
     let within = |length| usize::try_from(length).ok().filter(|length| *length <= capture.limit);
-    let Some(length) = declared.and_then(within) else {
-        // Only a body of unknown length may turn out to be short enough.
-        let limit = (declared.is_none() && capture.streams).then_some(capture.limit);
-        let head = Head {
-            status: parts.status,
-            headers: parts.headers.clone(),
-            policy: capture.headers.clone(),
-        };
-        let follow = Follow::new(Box::pin(body), executing, answered, head, declared, limit);
-        return Response::from_parts(parts, ResponseBody::followed(Followed::new(follow)));
-    };
-    // In an option, to be dropped in its place.
-    let mut inner = pin!(Some(body));
-    let body = match collect(inner.as_mut(), length).await {
-        Ok((data, trailers)) => {
-            let settlement = match executing.verdict(&answered, trailers.as_deref()) {
-                Verdict::Record => {
-                    let headers =
-                        capture.headers.kept(parts.status, &parts.headers, trailers.is_some());
-                    let (data, trailers) = (data.clone(), trailers.as_deref());
-                    StoredResponse::response(parts.status, &headers, data, trailers).recorded()
-                }
-                Verdict::Release => Settlement::Release,
-                Verdict::Hold => Settlement::Hold,
+    let length = declared.and_then(within);
+    async move {
+        let Some(length) = length else {
+            // Only a body of unknown length may turn out to be short enough.
+            let limit = (declared.is_none() && capture.streams).then_some(capture.limit);
+            let head = Head {
+                status: parts.status,
+                headers: parts.headers.clone(),
+                policy: capture.headers.clone(),
             };
-            executing.settle(settlement).await;
-            ResponseBody::whole(data, trailers)
-        }
-        Err(Break::Short(data)) => {
-            executing.fail().await;
-            ResponseBody::short(data, length)
-        }
-        Err(Break::Error(data, error)) => {
-            executing.fail().await;
-            ResponseBody::broken(data, error)
-        }
-        Err(Break::Panic(panic)) => {
-            executing.fail().await;
-            inner.set(None);
-            panic.resume()
-        }
-    };
-    Response::from_parts(parts, body)
+            let follow = Follow::new(Box::pin(body), executing, answered, head, declared, limit);
+            return Response::from_parts(parts, ResponseBody::followed(Followed::new(follow)));
+        };
+        // In an option, to be dropped in its place.
+        let mut inner = pin!(Some(body));
+        let body = match collect(inner.as_mut(), length).await {
+            Ok((data, trailers)) => {
+                let settlement = match executing.verdict(&answered, trailers.as_deref()) {
+                    Verdict::Record => {
+                        let headers =
+                            capture.headers.kept(parts.status, &parts.headers, trailers.is_some());
+                        let (data, trailers) = (data.clone(), trailers.as_deref());
+                        StoredResponse::response(parts.status, &headers, data, trailers).recorded()
+                    }
+                    Verdict::Release => Settlement::Release,
+                    Verdict::Hold => Settlement::Hold,
+                };
+                executing.settle(settlement).await;
+                ResponseBody::whole(data, trailers)
+            }
+            Err(broke) => {
+                executing.fail().await;
+                match broke {
+                    Break::Short(data) => ResponseBody::short(data, length),
+                    Break::Error(data, error) => ResponseBody::broken(data, error),
+                    Break::Panic(panic) => {
+                        inner.set(None);
+                        panic.resume()
+                    }
+                }
+            }
+        };
+        Response::from_parts(parts, body)
+    }
 }
 
 /// How a body ended before its end.

@@ -4,7 +4,7 @@ use http::HeaderMap;
 
 use crate::{
     disposition::Execution,
-    engine::{OwnedClaim, Settlement},
+    engine::{OwnedClaim, Settlement, Settling},
     outcome::{Answered, Verdict},
     record::StoredResponse,
 };
@@ -17,21 +17,21 @@ pub(crate) struct Executing {
 
 impl Executing {
     /// Ends the claim, and counts how that went.
-    pub(crate) async fn settle(self, settlement: Settlement<StoredResponse>) {
+    pub(crate) fn settle(self, settlement: Settlement<StoredResponse>) -> impl Future<Output = ()> {
         let Self { claim, execution } = self;
-        execution.settled(&claim.settle(settlement).await);
+        settled(execution, claim.settle(settlement))
     }
 
     /// Ends the claim of an execution that left no answer.
-    pub(crate) async fn fail(self) {
+    pub(crate) fn fail(self) -> impl Future<Output = ()> {
         let Self { claim, execution } = self;
-        execution.settled(&claim.fail().await);
+        settled(execution, claim.fail())
     }
 
     /// Ends the claim of an execution that ended with the inner service's error.
-    pub(crate) async fn fail_with_error(self) {
+    pub(crate) fn fail_with_error(self) -> impl Future<Output = ()> {
         let Self { claim, execution } = self;
-        execution.settled(&claim.fail_with_error().await);
+        settled(execution, claim.fail_with_error())
     }
 
     /// What the answer means, now that all of it is there.
@@ -39,4 +39,12 @@ impl Executing {
         let effects = self.claim.progress().effects_begun();
         answered.verdict(trailers, self.claim.rules().on_failure, effects)
     }
+}
+
+#[allow(clippy::manual_async_fn, reason = "an async function's future holds its arguments twice")]
+fn settled(
+    execution: Execution,
+    mut settling: Settling<StoredResponse>,
+) -> impl Future<Output = ()> {
+    async move { execution.settled(&settling.finish().await) }
 }

@@ -221,7 +221,7 @@ pub(crate) async fn let_in(
 
 /// Ends a claim whose work has not begun. If the store does not confirm it, its lease ends it.
 pub(crate) async fn release(claim: OwnedClaim<StoredResponse>) {
-    let _unconfirmed = claim.settle(Settlement::Release).await;
+    let _unconfirmed = claim.settle(Settlement::Release).finish().await;
 }
 
 /// Calls the inner service, which is ready, and settles the claim by what comes of it: not to be

@@ -96,30 +96,22 @@ impl<V: 'static> OwnedClaim<V> {
         self.running = Some(self.progress.engine.running.enter());
     }
 
-    /// Ends the claim.
-    ///
-    /// Dropped before it is done, the write goes on in the background.
-    pub(crate) async fn settle(
-        mut self,
-        settlement: Settlement<V>,
-    ) -> Result<Ownership, StoreError> {
-        match self.write(settlement) {
-            Some(mut writing) => writing.finish().await,
-            None => Ok(Ownership::Lost),
-        }
+    /// Ends the claim: the write begins at once.
+    pub(crate) fn settle(mut self, settlement: Settlement<V>) -> Settling<V> {
+        Settling(self.write(settlement))
     }
 
     /// Ends the claim of an execution that left no answer, by the failure rule.
-    pub(crate) async fn fail(self) -> Result<Ownership, StoreError> {
+    pub(crate) fn fail(self) -> Settling<V> {
         let settlement = self.after_failure(self.progress.engine.rules.on_failure);
-        self.settle(settlement).await
+        self.settle(settlement)
     }
 
     /// Ends the claim of an execution that ended with an error.
-    pub(crate) async fn fail_with_error(self) -> Result<Ownership, StoreError> {
+    pub(crate) fn fail_with_error(self) -> Settling<V> {
         let rules = &self.progress.engine.rules;
         let settlement = self.after_failure(rules.on_error.unwrap_or(rules.on_failure));
-        self.settle(settlement).await
+        self.settle(settlement)
     }
 
     fn after_failure(&self, rule: OnFailure) -> Settlement<V> {
@@ -174,6 +166,21 @@ impl<V: 'static> Drop for OwnedClaim<V> {
 impl<V: 'static> fmt::Debug for OwnedClaim<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OwnedClaim").field("progress", &self.progress).finish_non_exhaustive()
+    }
+}
+
+/// The end of a claim. Dropped before it is [finished](Self::finish), it goes on in the background.
+#[must_use]
+pub(crate) struct Settling<V: 'static>(Option<Writing<V>>);
+
+impl<V: 'static> Settling<V> {
+    /// Waits for the store's word. Not an async function of the claim, whose future would hold all
+    /// of that twice.
+    pub(crate) async fn finish(&mut self) -> Result<Ownership, StoreError> {
+        match &mut self.0 {
+            Some(writing) => writing.finish().await,
+            None => Ok(Ownership::Lost),
+        }
     }
 }
 

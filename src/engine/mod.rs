@@ -30,7 +30,7 @@ mod run;
 pub(crate) mod execute;
 mod wait;
 
-pub(crate) use claim::{OwnedClaim, Progress, Settlement};
+pub(crate) use claim::{OwnedClaim, Progress, Settlement, Settling};
 use drain::Running;
 pub(crate) use execute::Detach;
 pub use execute::Detached;

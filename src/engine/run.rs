@@ -184,15 +184,15 @@ where
     match catch(work).await {
         Ok(Ok(value)) => {
             let record = Settlement::Record { value: value.clone(), bytes: size_of::<V>() };
-            let _unconfirmed = claim.settle(record).await;
+            let _unconfirmed = claim.settle(record).finish().await;
             Ok(value)
         }
         Ok(Err(error)) => {
-            let _unconfirmed = claim.fail_with_error().await;
+            let _unconfirmed = claim.fail_with_error().finish().await;
             Err(error)
         }
         Err(panic) => {
-            let _unconfirmed = claim.fail().await;
+            let _unconfirmed = claim.fail().finish().await;
             panic.resume()
         }
     }

@@ -19,7 +19,7 @@ use crate::{
 
 mod table;
 
-use table::{Hashed, Left, Live, NoRoom, Room, State, Table, for_ever_at_most};
+use table::{Hashed, Left, Live, NoRoom, Room, State, Table};
 
 /// The most live entries a store holds unless told otherwise.
 const CAPACITY: usize = 1_000;
@@ -30,6 +30,9 @@ const STORED_BYTES: usize = 256 * 1024 * 1024;
 /// moka keeps a value this much longer than its entry lives, so that its own clock, which is
 /// coarse and does not follow tokio's, never ends a record before we do.
 const BACKSTOP: Duration = Duration::from_secs(60);
+
+/// Far enough to mean "for ever", near enough for every clock to add it.
+const FOR_EVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 /// At most so many dead entries are cleared by one claim. Each claim adds one at most, so dead
 /// entries never pile up, and none pays for all.
@@ -60,27 +63,35 @@ struct Shared<V> {
     warned: AtomicBool,
 }
 
-/// A value in moka, with the time that moka may keep it.
+/// A record in moka, with all that it takes to answer from it: most repeats need no table.
 struct Kept<V> {
-    /// Emptied when the entry ends, for moka frees what it has removed only later.
-    value: Arc<Mutex<Option<V>>>,
-    keep_for: Duration,
+    record: Arc<Record<V>>,
+    /// That of its entry.
+    deadline: Instant,
+}
+
+struct Record<V> {
+    /// The digest of the exact bytes that the record answers.
+    exact: [u8; 32],
+    /// Emptied when the entry ends, for moka frees what it has removed only later, and somebody
+    /// may just have found it.
+    value: Mutex<Option<V>>,
 }
 
 impl<V> Kept<V> {
-    fn new(value: V, retention: Duration) -> Self {
-        let value = Arc::new(Mutex::new(Some(value)));
-        Self { value, keep_for: keep_for(retention) }
+    fn new(value: V, fingerprint: &Fingerprint, deadline: Instant) -> Self {
+        let record = Record { exact: *fingerprint.exact(), value: Mutex::new(Some(value)) };
+        Self { record: Arc::new(record), deadline }
     }
 
     fn value(&self) -> MutexGuard<'_, Option<V>> {
-        self.value.lock().unwrap_or_else(PoisonError::into_inner)
+        self.record.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<V> Clone for Kept<V> {
     fn clone(&self) -> Self {
-        Self { value: Arc::clone(&self.value), keep_for: self.keep_for }
+        Self { record: Arc::clone(&self.record), deadline: self.deadline }
     }
 }
 
@@ -88,7 +99,14 @@ impl<V> Clone for Kept<V> {
 /// for either may run code that is not ours. So it is made before the table is locked.
 type Gone<V> = Vec<(Live, Option<V>)>;
 
+/// moka keeps a value for what is left of its entry's time, and longer.
 struct KeepFor;
+
+impl KeepFor {
+    fn of<V>(kept: &Kept<V>) -> Duration {
+        kept.deadline.saturating_duration_since(Instant::now()) + BACKSTOP
+    }
+}
 
 impl<V> Expiry<OperationId, Kept<V>> for KeepFor {
     fn expire_after_create(
@@ -97,7 +115,7 @@ impl<V> Expiry<OperationId, Kept<V>> for KeepFor {
         kept: &Kept<V>,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        Some(kept.keep_for)
+        Some(Self::of(kept))
     }
 
     fn expire_after_update(
@@ -107,7 +125,7 @@ impl<V> Expiry<OperationId, Kept<V>> for KeepFor {
         _: std::time::Instant,
         _: Option<Duration>,
     ) -> Option<Duration> {
-        Some(kept.keep_for)
+        Some(Self::of(kept))
     }
 }
 
@@ -351,7 +369,7 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
     fn release(&self, id: OperationId, token: Token) -> Ownership {
         let mut gone = Gone::new();
         let mut table = self.table();
-        if !table.is_claimed_by(&id, token) {
+        if table.claimed_by(&id, token).is_none() {
             return Ownership::Lost;
         }
         self.end(&mut table, &id, &mut gone);
@@ -360,7 +378,7 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
 
     fn hold(&self, id: OperationId, token: Token, retention: Duration) -> Ownership {
         let mut table = self.table();
-        let claimed = table.settle(id, token, &Left::Held, retention);
+        let claimed = table.settle(id, token, &Left::Held, deadline_after(retention));
         // Those who wait wake when nothing is locked any more; so below.
         drop(table);
         claimed.map_or(Ownership::Lost, |_| Ownership::Held)
@@ -369,12 +387,11 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
     fn complete(&self, id: OperationId, token: Token, completion: Completion<V>) -> Ownership {
         let Completion { value, retention, bytes } = completion;
         let mut table = self.table();
-        if !table.is_claimed_by(&id, token) {
-            return Ownership::Lost;
-        }
+        let Some(fingerprint) = table.claimed_by(&id, token) else { return Ownership::Lost };
+        let deadline = deadline_after(retention);
         // The value first: an entry that says "recorded" always has one behind it.
-        self.records.insert(id, Kept::new(value, retention));
-        let claimed = table.settle(id, token, &Left::Record { bytes }, retention);
+        self.records.insert(id, Kept::new(value, fingerprint, deadline));
+        let claimed = table.settle(id, token, &Left::Record { bytes }, deadline);
         drop(table);
         claimed.map_or(Ownership::Lost, |_| Ownership::Held)
     }
@@ -394,16 +411,17 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
         if !table.was_left_by(&id, token, Instant::now()) {
             return Ownership::Lost;
         }
-        table.retain(id, retention);
+        let deadline = deadline_after(retention);
+        table.retain(id, deadline);
         if let Some(kept) = self.records.get(&id) {
-            self.records.insert(id, Kept { keep_for: keep_for(retention), ..kept });
+            self.records.insert(id, Kept { deadline, ..kept });
         }
         Ownership::Held
     }
 }
 
-fn keep_for(retention: Duration) -> Duration {
-    for_ever_at_most(retention) + BACKSTOP
+fn deadline_after(retention: Duration) -> Instant {
+    Instant::now() + retention.min(FOR_EVER)
 }
 
 impl<V: Clone + Send + Sync + 'static> Store<V> for MemoryStore<V> {
@@ -413,12 +431,13 @@ impl<V: Clone + Send + Sync + 'static> Store<V> for MemoryStore<V> {
     }
 
     fn recall(&self, id: &OperationId, exact: &[u8; 32]) -> Option<V> {
-        let table = self.shared.table();
-        let live = table.get(id, Instant::now())?;
-        if !live.is_recorded() || live.fingerprint.exact() != exact {
+        // Without the table, which others may be waiting for: an entry that ends takes its value
+        // with it, so one that is found is live.
+        let kept = self.shared.records.get(id)?;
+        if kept.record.exact != *exact || kept.deadline <= Instant::now() {
             return None;
         }
-        self.shared.recorded(id)
+        kept.value().clone()
     }
 
     fn counts_scopes(&self) -> bool {
@@ -521,7 +540,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(60 * 60);
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_retention_that_is_changed_is_followed_by_the_one_who_holds_the_value() {
         let store = MemoryStore::new();
         let id = OperationId::from_bytes([1; 32]);
@@ -535,15 +554,16 @@ mod tests {
             let said = store.retain(id, request.token, retention).await.unwrap();
             assert_eq!(said, Ownership::Held);
             let kept = store.shared.records.get(&id).unwrap();
-            assert_eq!(kept.keep_for, keep_for(retention));
-            assert!(kept.keep_for >= for_ever_at_most(retention) + Duration::from_secs(2));
+            assert_eq!(kept.deadline, deadline_after(retention));
+            let keep_for = retention.min(FOR_EVER) + BACKSTOP;
+            assert_eq!(KeepFor::of(&kept), keep_for);
         }
     }
 
-    #[test]
-    fn the_one_who_holds_the_values_is_told_for_how_long_with_each() {
+    #[tokio::test(start_paused = true)]
+    async fn the_one_who_holds_the_values_is_told_for_how_long_with_each() {
         let (id, now) = (OperationId::from_bytes([1; 32]), Instant::now().into_std());
-        let kept = Kept::new("value", HOUR);
+        let kept = Kept::new("value", &Fingerprint::of(["x"]), deadline_after(HOUR));
         let told = Some(HOUR + BACKSTOP);
         assert_eq!(KeepFor.expire_after_create(&id, &kept, now), told);
         assert_eq!(KeepFor.expire_after_update(&id, &kept, now, Some(HOUR)), told);

@@ -1,10 +1,7 @@
 //! Which entries are live, until when, and what they take: exact, and nothing of moka. In: one
 //! change at a time, under the store's lock; out: what that means for the values.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, hash_map},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap, hash_map};
 
 use tokio::{sync::watch, time::Instant};
 
@@ -13,9 +10,6 @@ use crate::{
     operation::{OperationId, Token},
     scope::ScopeId,
 };
-
-/// Far enough to mean "for ever", near enough for every clock to add it.
-const FOR_EVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 /// So many entries are looked at to say when there is room. It takes more of them only where the
 /// bytes of few records are in the way and many small ones end before them.
@@ -170,13 +164,12 @@ impl Table {
         id: OperationId,
         token: Token,
         left: &Left,
-        retention: Duration,
+        deadline: Instant,
     ) -> Option<State> {
         let live = self
             .entries
             .get_mut(&id)
             .filter(|live| live.token == token && matches!(live.state, State::InFlight { .. }))?;
-        let deadline = deadline_after(retention);
         let state = match left {
             Left::Held => State::Held { deadline },
             Left::Record { bytes } => {
@@ -196,17 +189,16 @@ impl Table {
         Some(claimed)
     }
 
-    /// Is there a claim of `token` under `id`?
-    pub(super) fn is_claimed_by(&self, id: &OperationId, token: Token) -> bool {
-        self.entries
-            .get(id)
-            .is_some_and(|live| live.token == token && matches!(live.state, State::InFlight { .. }))
+    /// Is there a claim of `token` under `id`, and on what?
+    pub(super) fn claimed_by(&self, id: &OperationId, token: Token) -> Option<&Fingerprint> {
+        let live = self.entries.get(id)?;
+        let is_claimed = live.token == token && matches!(live.state, State::InFlight { .. });
+        is_claimed.then_some(&live.fingerprint)
     }
 
-    /// Gives the record or held entry under `id` another retention, from now.
-    pub(super) fn retain(&mut self, id: OperationId, retention: Duration) {
+    /// Gives the record or held entry under `id` another deadline.
+    pub(super) fn retain(&mut self, id: OperationId, later: Instant) {
         let Some(live) = self.entries.get_mut(&id) else { return };
-        let later = deadline_after(retention);
         let before = match &mut live.state {
             State::InFlight { .. } => return,
             State::Held { deadline } | State::Recorded { deadline, .. } => {
@@ -330,14 +322,4 @@ pub(super) struct NoRoom {
     pub(super) earliest: Option<(Instant, OperationId)>,
     /// The record that may be evicted for it.
     pub(super) evict: Option<OperationId>,
-}
-
-fn deadline_after(retention: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_add(for_ever_at_most(retention)).unwrap_or(now)
-}
-
-/// A retention that every clock can add.
-pub(super) fn for_ever_at_most(retention: Duration) -> Duration {
-    retention.min(FOR_EVER)
 }
