@@ -5,7 +5,9 @@
 //! all entries, so with a million of them the processor's caches hold next to nothing of what is
 //! asked for. First calls are removed after each round, so the number of entries stays. Each thread
 //! has a runtime of its own; they share the service. `machine` is what two threads do that share
-//! nothing: what is possible here.
+//! nothing: what is possible here. `moka` is the map by itself, with keys and values of the same
+//! sizes and as many entries, each with a deadline of its own: what it has of the time of a replay
+//! and of the memory of an entry.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a bench that prints a table")]
 #![allow(clippy::disallowed_methods, reason = "it measures real time")]
@@ -25,6 +27,7 @@ use common::{ANSWER, Answer, Sent, call, key, percentile};
 use http::{Request, Response};
 use http_body::Body;
 use http_body_util::Full;
+use moka::{Expiry, sync::Cache};
 use tower::{Layer, Service};
 use tower_idempotency::{
     Idempotency, IdempotencyLayer, MemoryStore, OperationId, Scope, StoredResponse,
@@ -34,6 +37,48 @@ const ROUNDS: usize = 201;
 /// Calls of one thread in one round.
 const BATCH: usize = 500;
 const SCOPE: &str = "tenant";
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// moka by itself, with so many entries.
+struct Moka {
+    records: Cache<[u8; 32], [u64; 3]>,
+    bytes: f64,
+    gets: Vec<f64>,
+}
+
+struct ForADay;
+
+impl Expiry<[u8; 32], [u64; 3]> for ForADay {
+    fn expire_after_create(&self, _: &[u8; 32], _: &[u64; 3], _: Instant) -> Option<Duration> {
+        Some(DAY)
+    }
+}
+
+impl Moka {
+    fn new(live: usize) -> Self {
+        let before = resident();
+        let records = Cache::builder().expire_after(ForADay).build();
+        for number in 0..live {
+            records.insert(Self::key(number), [1; 3]);
+        }
+        let bytes = (resident() - before) / live as f64;
+        Self { records, bytes, gets: Vec::new() }
+    }
+
+    fn key(number: usize) -> [u8; 32] {
+        *OperationId::new(&Scope::new(SCOPE), &number.to_string()).as_bytes()
+    }
+
+    fn round(&mut self, round: usize, live: usize) {
+        let mut draw = Draw(round as u64);
+        let keys: Vec<_> = (0..BATCH).map(|_| Self::key(draw.below(live))).collect();
+        let start = Instant::now();
+        for key in &keys {
+            assert_eq!(self.records.get(key), Some([1; 3]));
+        }
+        self.gets.push(start.elapsed().as_nanos() as f64 / BATCH as f64);
+    }
+}
 
 /// Services with so many live entries, and what was measured of them.
 struct Scale {
@@ -44,6 +89,7 @@ struct Scale {
     bytes: f64,
     replays: Timed,
     firsts: Timed,
+    moka: Moka,
 }
 
 /// Nanoseconds per call in each round, by one thread and by two at once.
@@ -111,7 +157,7 @@ impl Scale {
             MemoryStore::new().capacity(live + ROUNDS * BATCH * 4).stored_bytes(usize::MAX / 2);
         let service = IdempotencyLayer::new(|_| Some(Scope::new(SCOPE)))
             .store(store.clone())
-            .retention(Duration::from_secs(24 * 60 * 60))
+            .retention(DAY)
             .layer(Answer::new());
         let sent = sent();
         runtime().block_on(async {
@@ -123,7 +169,7 @@ impl Scale {
         assert_eq!(store.len(), live);
         let bytes = (resident() - before) / live as f64;
         let (replays, firsts) = (Timed::default(), Timed::default());
-        Self { live, store, service, bytes, replays, firsts }
+        Self { live, store, service, bytes, replays, firsts, moka: Moka::new(live) }
     }
 
     fn round(&mut self, round: usize) {
@@ -145,6 +191,7 @@ impl Scale {
             taken
         });
         assert_eq!(self.store.len(), self.live);
+        self.moka.round(round, live);
     }
 }
 
@@ -190,16 +237,19 @@ fn main() {
     }
 
     println!(
-        "| live entries | replay, ns | two threads | first call, ns | two threads | bytes per entry |"
+        "| live entries | replay, ns | of it moka | two threads | first call, ns | two threads \
+         | bytes per entry | of it moka |"
     );
-    println!("|---|---|---|---|---|---|");
-    for Scale { live, bytes, replays, firsts, .. } in &scales {
+    println!("|---|---|---|---|---|---|---|---|");
+    for Scale { live, bytes, replays, firsts, moka, .. } in &scales {
         println!(
-            "| {live} | {:.0} | × {:.2} | {:.0} | × {:.2} | {bytes:.0} |",
+            "| {live} | {:.0} | {:.0} | × {:.2} | {:.0} | × {:.2} | {bytes:.0} | {:.0} |",
             undisturbed(&replays.one),
+            undisturbed(&moka.gets),
             replays.gain(),
             undisturbed(&firsts.one),
             firsts.gain(),
+            moka.bytes,
         );
     }
     println!(
@@ -211,7 +261,7 @@ fn main() {
     println!(
         "replay({})/replay({})={:.2} first({0})/first({1})={:.2} \
          replay(2 threads)/replay(1 thread)={:.2} first(2 threads)/first(1 thread)={:.2} \
-         machine(2 threads)/machine(1 thread)={:.2} bytes(entry)-payload={:.0}",
+         machine(2 threads)/machine(1 thread)={:.2} bytes(entry)-payload={:.0} bytes(moka)={:.0}",
         most.live,
         least.live,
         undisturbed(&most.replays.one) / undisturbed(&least.replays.one),
@@ -220,5 +270,6 @@ fn main() {
         least.firsts.gain(),
         machine.gain(),
         most.bytes - payload() as f64,
+        most.moka.bytes,
     );
 }
