@@ -223,6 +223,49 @@ pub(crate) fn removed() {
     });
 }
 
+/// A recall asks without the lock of all the others.
+#[test]
+fn what_has_ended_is_recalled_by_nobody_and_what_came_after_it_stays() {
+    explore(|| {
+        with_runtime(|_| {
+            let (store, first) = (Values::new(), Token::mint());
+            let claim = mine(&store, id(1), first);
+            let asked = request(id(1), first).fingerprint;
+            let recall = {
+                let store = store.clone();
+                move || store.recall(&id(1), asked.exact())
+            };
+            assert_eq!(recall(), None, "a claim in flight was recalled");
+            assert_eq!(now(claim.complete(value(1))), Ownership::Held);
+            assert_eq!(recall(), Some(1));
+            let [after_removal, twice] = [recall.clone(), recall.clone()];
+            let (removed, retained, again) = (store.clone(), store.clone(), store.clone());
+            all([
+                job(move || {
+                    assert!(removed.remove(&id(1)));
+                    assert_ne!(after_removal(), Some(1), "what was removed was recalled");
+                }),
+                job(move || {
+                    let _either = now(retained.retain(id(1), first, 2 * HOUR));
+                }),
+                job(move || match decided(&again, id(1), Token::mint()) {
+                    ClaimReply::Mine(claim) => {
+                        assert_eq!(now(claim.complete(value(2))), Ownership::Held);
+                    }
+                    ClaimReply::Recorded(1) => {}
+                    other => panic!("{other:?} is not what has happened"),
+                }),
+                job(move || {
+                    let (before, after) = (twice(), twice());
+                    assert!(before != Some(2) || after == Some(2), "{before:?}, then {after:?}");
+                }),
+            ]);
+            let left = usize::from(recall().is_some());
+            assert_eq!((store.len(), store.in_flight(), store.bytes()), (left, 0, 10 * left));
+        });
+    });
+}
+
 #[test]
 fn nobody_removes_a_claim_in_flight() {
     explore(removed);

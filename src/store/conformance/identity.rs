@@ -144,3 +144,44 @@ pub(super) async fn lookup_changes_nothing<V: Value>(suite: &Suite<V>) -> Checke
     }
     Ok(())
 }
+
+/// A store need not recall anything; so what is promised is only what it may.
+pub(super) async fn recall_agrees<V: Value>(suite: &Suite<V>) -> Checked {
+    let bench = suite.store(ROOMY).await;
+    let recalls = |id, asked: Fingerprint, promised: Option<u8>, when: &str| match bench
+        .store
+        .recall(&id, asked.exact())
+    {
+        None => Ok(()),
+        recalled => must(recalled, promised.map(|number| suite.value(number)), when),
+    };
+    let (exactly, respelt) = (fingerprint(1, 3), fingerprint(2, 3));
+    recalls(id(1), exactly, None, "a recall with nothing there")?;
+    if let ClaimReply::Mine(claim) = bench.claim(id(1), exactly, Token::mint()).await? {
+        recalls(id(1), exactly, None, "a recall with a claim in flight")?;
+        let said = claim.complete(Completion::new(suite.value(1), suite.ticks(4))).await?;
+        must(said, Ownership::Held, "the completion")?;
+        recalls(id(1), exactly, Some(1), "a recall with a record")?;
+        recalls(id(1), respelt, None, "a recall with other bytes of the same meaning")?;
+        recalls(id(2), exactly, None, "a recall of another id")?;
+        suite.pass(6).await;
+        recalls(id(1), exactly, None, "a recall with a record that has ended")?;
+    }
+    for (number, state) in (3..).zip(State::LEFT) {
+        let recorded = (state == State::Recorded).then_some(1);
+        let put = bench.put(id(number), state, suite.ticks(2)).await?;
+        recalls(id(number), asked(), recorded, "a recall with what a claim left")?;
+        let said = bench.retain(id(number), put.token, bench.long()).await?;
+        must(said, Ownership::Held, "retaining for longer")?;
+        suite.pass(4).await;
+        recalls(id(number), asked(), recorded, "a recall with what was retained for longer")?;
+        let said = bench.retain(id(number), put.token, suite.ticks(1)).await?;
+        must(said, Ownership::Held, "retaining for less")?;
+        suite.pass(2).await;
+        recalls(id(number), asked(), None, "a recall with what was retained for less")?;
+        let put = bench.put(id(number), state, bench.long()).await?;
+        must(bench.expire(id(number), put.token).await?, Ownership::Held, "expiring it")?;
+        recalls(id(number), asked(), None, "a recall with what was expired")?;
+    }
+    Ok(())
+}

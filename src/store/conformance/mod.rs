@@ -335,6 +335,8 @@ cases! {
         = identity::lookup_agrees;
     LookupChangesNothing: "A look-up neither claims an id nor touches its entry."
         = identity::lookup_changes_nothing;
+    RecallAgrees: "A recall gives nothing but the live record of exactly those bytes."
+        = identity::recall_agrees;
 
     EveryEndWakesEveryWaiter: "Every end of a claim wakes everybody who waits for it."
         = waiting::every_end_wakes_every_waiter;

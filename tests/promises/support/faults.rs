@@ -93,6 +93,9 @@ faults! {
     LookupClaims: LookupChangesNothing and ..;
     LookupExpires: LookupChangesNothing
         and [ConflictChangesNothing, QuestionsExtendNothing, RetainLengthens, FullStoreAnswers];
+    RecallSeesTheDead: RecallAgrees;
+    RecallComparesNothing: RecallAgrees;
+    RecallTellsTheLast: RecallAgrees;
 
     // Waiters.
     CompleteWakesNobody: EveryEndWakesEveryWaiter and [EndBeforeTheWaitIsSeen];
@@ -119,8 +122,8 @@ faults! {
     EndlessWrapsAround: EndlessRetentionHolds;
     EndlessRetainWrapsAround: EndlessRetentionHolds;
     RetainCountsFromCompletion: RetainLengthens;
-    RetainNeverLengthens: RetainLengthens and [EndlessRetentionHolds];
-    RetainNeverShortens: RetainShortens and [ZeroRetentionLeavesNothing, EveryEndGivesRoomBack];
+    RetainNeverLengthens: RetainLengthens and [RecallAgrees, EndlessRetentionHolds];
+    RetainNeverShortens: RetainShortens and [RecallAgrees, ZeroRetentionLeavesNothing, EveryEndGivesRoomBack];
 
     // Room.
     NothingIsTooMuch: CapacityIsHard and ..;

@@ -632,6 +632,18 @@ impl Store<String> for NaiveStore {
         self.answer(move |store| store.lookup_at_once(id))
     }
 
+    fn recall(&self, id: &OperationId, exact: &[u8; 32]) -> Option<String> {
+        let table = self.table();
+        let entry = table.entries.get(&self.key(*id))?;
+        let is_alive = !entry.has_ended() || self.is(F::RecallSeesTheDead);
+        let is_asked = entry.fingerprint.exact() == exact || self.is(F::RecallComparesNothing);
+        match &entry.state {
+            State::Recorded(value) if is_alive && is_asked => Some(value.clone()),
+            _ if self.is(F::RecallTellsTheLast) => Some(table.last_value.clone()),
+            _ => None,
+        }
+    }
+
     fn claim(&self, request: ClaimRequest) -> StoreFuture<ClaimReply<String>> {
         let store = self.clone();
         StoreFuture::new(async move { Ok(store.claim_in_steps(request).await) })
