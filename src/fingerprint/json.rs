@@ -15,11 +15,7 @@
 //! alone. A document of which nothing is left has no encoding, and the digest of that.
 
 use hifijson::{
-    Expect, Read as _, SliceLexer,
-    escape::Lex as _,
-    num::LexWrite as _,
-    str::{self, LexWrite as _},
-    token::Lex as _,
+    Expect, Read as _, SliceLexer, escape::Lex as _, num::LexWrite as _, token::Lex as _,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -76,12 +72,6 @@ struct ByBytes;
 
 impl From<Expect> for ByBytes {
     fn from(_: Expect) -> Self {
-        Self
-    }
-}
-
-impl From<str::Error> for ByBytes {
-    fn from(_: str::Error) -> Self {
         Self
     }
 }
@@ -235,19 +225,23 @@ impl Reader {
         let start = self.encoded.len();
         // Room for its length, which most often is one byte.
         self.encoded.push(0);
-        lexer.str_fold(
-            &mut self.encoded,
-            |bytes, encoded| {
-                encoded.extend_from_slice(bytes);
-                Ok::<_, ByBytes>(())
-            },
-            |lexer, encoded| {
-                let kind = lexer.take_next().ok_or(ByBytes)?;
-                let character = lexer.escape(kind).map_err(|_| ByBytes)?;
-                encoded.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
-                Ok(())
-            },
-        )?;
+        loop {
+            let rest = lexer.as_slice();
+            let (plain, rest) = rest.split_at(plain_length(rest));
+            self.encoded.extend_from_slice(plain);
+            *lexer = SliceLexer::new(rest);
+            match lexer.take_next() {
+                Some(b'"') => break,
+                Some(b'\\') => {
+                    let kind = lexer.take_next().ok_or(ByBytes)?;
+                    let character = lexer.escape(kind).map_err(|_| ByBytes)?;
+                    let utf8 = &mut [0; 4];
+                    self.encoded.extend_from_slice(character.encode_utf8(utf8).as_bytes());
+                }
+                // A control character, or the end.
+                _ => return Err(ByBytes),
+            }
+        }
         let length = self.encoded.len() - start - 1;
         if let Ok(length @ ..0x80) = u8::try_from(length) {
             self.encoded[start] = length;
@@ -266,6 +260,17 @@ impl Reader {
         self.encoded.push(tag);
         self.encoded.extend_from_slice(&digest);
     }
+}
+
+/// How far a string goes as it is: up to a quote, an escape or a control character.
+fn plain_length(text: &[u8]) -> usize {
+    let ends = |byte: &u8| (*byte == b'"') | (*byte == b'\\') | (*byte < 0x20);
+    // Without a branch for each byte of a piece, so that a processor looks at all of them at once.
+    let (pieces, _) = text.as_chunks::<16>();
+    let is_plain = |piece: &&[u8; 16]| !piece.iter().fold(false, |any, byte| any | ends(byte));
+    let plain = pieces.iter().take_while(is_plain).count() * 16;
+    let rest = &text[plain..];
+    plain + rest.iter().position(ends).unwrap_or(rest.len())
 }
 
 /// The first eight bytes as a number, zeros where there are fewer. Of two names the one whose number
