@@ -217,15 +217,20 @@ where
     fn ended(&mut self, trailers: Option<&HeaderMap>) {
         if let Some(executing) = self.executing.take() {
             let settlement = match executing.verdict(&self.answered, trailers) {
-                Verdict::Record => match self.capture.take() {
-                    Some(Capturing { data, .. }) => {
-                        let Head { status, headers, policy } = &self.head;
-                        let headers = policy.kept(*status, headers, trailers.is_some());
-                        StoredResponse::response(*status, &headers, data.finish(), trailers)
-                    }
-                    None => StoredResponse::tombstone(self.head.headers.get(LOCATION)),
+                Verdict::Record => {
+                    let Head { status, headers, policy } = &self.head;
+                    let headers = policy.kept(*status, headers, trailers.is_some());
+                    let value = match self.capture.take() {
+                        Some(Capturing { data, .. }) => {
+                            StoredResponse::response(*status, &headers, data.finish(), trailers)
+                        }
+                        None => {
+                            let location = headers.iter().find(|(name, _)| *name == LOCATION);
+                            StoredResponse::tombstone(location.map(|(_, location)| *location))
+                        }
+                    };
+                    value.recorded()
                 }
-                .recorded(),
                 Verdict::Release => Settlement::Release,
                 Verdict::Hold => Settlement::Hold,
             };

@@ -333,7 +333,8 @@ impl IdempotencyLayer {
 
     /// Which headers a record keeps: `Some(true)` keeps, `Some(false)` drops, and where it says
     /// nothing the default holds (see the README). Framing, connection fields and the marker are
-    /// never kept. One that panics says nothing.
+    /// never kept. Of a response that is too long to be recorded, only `Location` can be. One
+    /// that panics says nothing.
     pub fn keep_header<F>(self, policy: F) -> Self
     where
         F: Fn(StatusCode, &HeaderName) -> Option<bool> + Send + Sync + 'static,

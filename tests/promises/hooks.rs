@@ -356,6 +356,22 @@ async fn a_header_policy_says_by_status_and_name_which_are_kept_but_never_touche
     }
 }
 
+#[tokio::test]
+async fn a_tombstone_keeps_the_location_unless_the_header_policy_drops_it() {
+    for (said, kept) in [(None, Some("/v1/runs/1")), (Some(false), None)] {
+        let policy = move |_, name: &HeaderName| said.filter(|_| name == "location");
+        let layer = layer().0.response_limit(3).keep_header(policy);
+        let stack = Stack::new(&layer, |_, _: Inner| async {
+            Ok(with_header(text(202, "too long"), "location", "/v1/runs/1"))
+        });
+        let first = stack.send(keyed("k", "{}")).await;
+        assert_eq!((first.text(), first.header("location")), ("too long", Some("/v1/runs/1")));
+        let again = stack.send(keyed("k", "{}")).await;
+        again.assert_refused(409, "idempotency_not_replayable");
+        assert_eq!(again.header("location"), kept);
+    }
+}
+
 // What a replay looks like.
 
 #[tokio::test]
