@@ -220,14 +220,11 @@ where
                 Verdict::Record => {
                     let Head { status, headers, policy } = &self.head;
                     let headers = policy.kept(*status, headers, trailers.is_some());
-                    let value = match self.capture.take() {
-                        Some(Capturing { data, .. }) => {
-                            StoredResponse::response(*status, &headers, data.finish(), trailers)
-                        }
-                        None => {
-                            let location = headers.iter().find(|(name, _)| *name == LOCATION);
-                            StoredResponse::tombstone(location.map(|(_, location)| *location))
-                        }
+                    let value = if let Some(Capturing { data, .. }) = self.capture.take() {
+                        StoredResponse::response(*status, &headers, data.finish(), trailers)
+                    } else {
+                        let location = headers.iter().find(|(name, _)| *name == LOCATION);
+                        StoredResponse::tombstone(location.map(|(_, location)| *location))
                     };
                     value.recorded()
                 }
