@@ -26,7 +26,8 @@ use tower_idempotency::{
 
 use crate::support::{
     Answer, Gate,
-    interposed::{Call, Interposed},
+    call::Call,
+    interposed::Interposed,
     keyed,
     probe::{LARGE, Probe, Reply},
     send,

@@ -8,7 +8,8 @@ use tower_idempotency::{
 
 use crate::support::{
     Gate,
-    cue::{Call, Cue, CueStore},
+    call::Call,
+    cue::{Cue, CueStore},
     keyed,
     stack::{Script, Stack, Step, layer, text},
     unkeyed,

@@ -24,7 +24,8 @@ use tower_idempotency::{
 
 use crate::support::{
     Answer, Gate, Runs,
-    interposed::{Call, Interposed},
+    call::Call,
+    interposed::Interposed,
     keyed,
     probe::{Probe, Reply},
     send,

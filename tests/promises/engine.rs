@@ -20,7 +20,8 @@ use tower_idempotency::{
 
 use crate::support::{
     GENEROUS, Gate, Runs,
-    cue::{Call, Cue, CueStore},
+    call::Call,
+    cue::{Cue, CueStore},
     within,
 };
 

@@ -13,7 +13,8 @@ use tower_idempotency::{
 
 use crate::support::{
     Gate,
-    cue::{Call, Cue, CueStore},
+    call::Call,
+    cue::{Cue, CueStore},
     keyed,
     stack::{Stack, layer, text},
     unkeyed, within,

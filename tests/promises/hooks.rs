@@ -23,7 +23,8 @@ use tower_idempotency::{
 
 use crate::support::{
     Answer, Gate, Runs,
-    interposed::{Call, Interposed},
+    call::Call,
+    interposed::Interposed,
     keyed,
     stack::{AnyBody, Inner, Script, Stack, Step, any, layer, text, with_extension, with_header},
     unkeyed, within,

@@ -15,7 +15,8 @@ use tower_idempotency::{
 
 use crate::support::{
     Answer, Gate,
-    cue::{Call, Cue, CueStore},
+    call::Call,
+    cue::{Cue, CueStore},
     keyed, send,
     stack::{AnyBody, Inner, Script, Stack, Step, any, layer, text, with_header},
     unkeyed, within,

@@ -21,7 +21,8 @@ use tracing::{
 };
 
 use crate::support::{
-    cue::{Call, Cue, CueStore},
+    call::Call,
+    cue::{Cue, CueStore},
     keyed,
     stack::{Stack, layer},
 };

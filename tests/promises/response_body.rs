@@ -13,7 +13,8 @@ use tower_idempotency::{
 
 use crate::support::{
     Answer, Gate,
-    cue::{Call, Cue, CueStore},
+    call::Call,
+    cue::{Cue, CueStore},
     keyed,
     stack::{AnyBody, Script, Stack, Step, any, layer, text, with_extension, with_header},
     within,

@@ -6,7 +6,8 @@ use tower_idempotency::{Ceiling, Disposition, InFlight, OnFailure};
 
 use crate::support::{
     Gate,
-    cue::{Call, Cue, CueStore, Transaction},
+    call::Call,
+    cue::{Cue, CueStore, Transaction},
     keyed,
     stack::{AnyError, Stack, layer, text},
     unkeyed,

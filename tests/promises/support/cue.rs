@@ -14,20 +14,7 @@ use tower_idempotency::{
     store::{Claim, ClaimReply, ClaimRequest, Completion, Ownership, StoreError, StoreFuture},
 };
 
-use super::Gate;
-
-/// What a store can be asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Call {
-    Lookup,
-    Claim,
-    Withdraw,
-    Expire,
-    Retain,
-    Complete,
-    Release,
-    Hold,
-}
+use super::{Gate, call::Call};
 
 /// What becomes of it.
 #[derive(Debug, Clone)]

@@ -12,26 +12,7 @@ use tower_idempotency::{
     },
 };
 
-use super::steps::pend_once;
-
-/// A call of the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Call {
-    Lookup,
-    Claim,
-    Withdraw,
-    Expire,
-    Retain,
-    Complete,
-    Release,
-    Hold,
-}
-
-impl Call {
-    pub fn is_settlement(self) -> bool {
-        matches!(self, Self::Complete | Self::Release | Self::Hold)
-    }
-}
+use super::{call::Call, steps::pend_once};
 
 type Hook = Arc<dyn Fn(Call) -> BoxFuture<'static, Result<(), StoreError>> + Send + Sync>;
 

@@ -3,6 +3,7 @@
 
 #![allow(unreachable_pub, reason = "shared by the test modules")]
 
+pub mod call;
 pub mod cue;
 pub mod faults;
 pub mod interposed;
