@@ -256,6 +256,27 @@ async fn what_a_handler_says_of_its_outcome_goes_before_its_status() {
     }
 }
 
+#[tokio::test]
+async fn what_a_handler_says_of_its_outcome_holds_though_its_body_breaks() {
+    for (said, rule, left) in [
+        (Outcome::NotExecuted, OnFailure::Hold, Left::Nothing),
+        (Outcome::NotExecuted, OnFailure::Record, Left::Nothing),
+        (Outcome::Unknown, OnFailure::Release, Left::Held),
+    ] {
+        for is_stream in [false, true] {
+            let stack = Stack::new(&layer().0.on_failure(rule), move |run, _| async move {
+                if run > 1 {
+                    return Ok(text(200, "again"));
+                }
+                let body = Script::new([Step::data("half"), Step::Break]);
+                let body = if is_stream { body } else { body.says(8) };
+                Ok(with_extension(text(200, "").map(|_| any(body)), said))
+            });
+            assert_eq!(left_by(&stack).await, left, "{said:?} {rule:?} {is_stream}");
+        }
+    }
+}
+
 /// How a handler ends.
 #[derive(Debug, Clone, Copy)]
 enum End {

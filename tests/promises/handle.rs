@@ -7,7 +7,7 @@ use std::{
 
 use http::request::Parts;
 use tower_idempotency::{
-    Ceiling, Handle, IdempotencyKey, OnFailure, OperationId, Permit, PermitSlot, Scope,
+    Ceiling, Handle, IdempotencyKey, OnFailure, OnLeave, OperationId, Permit, PermitSlot, Scope,
     store::Ownership,
 };
 
@@ -60,6 +60,40 @@ async fn a_handler_knows_its_operation_its_key_and_that_it_is_the_first_attempt(
     });
     let answer = stack.send(keyed("\"k\"", "{}")).await;
     assert_eq!(answer.text(), format!("k {}", OperationId::new(&Scope::new("t"), "k")));
+}
+
+#[tokio::test]
+async fn a_handler_knows_how_many_attempts_of_others_the_store_has_seen_no_end_of() {
+    let mut store = CueStore::default();
+    store.attempts_before = 2;
+    let (stack, handles) = handles(&layer().0.store(store));
+    stack.send(keyed("k", "{}")).await;
+    assert_eq!(latest(&handles).attempt(), 3);
+}
+
+#[test]
+fn a_wish_does_not_wait_for_an_end_that_was_cut_off_with_its_runtime() {
+    let runtime =
+        || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let store = CueStore::default();
+    store.cue(Call::Complete, Cue::Hang);
+    let layer = layer().0.store(store.clone()).on_leave(OnLeave::Cancel);
+    let (stack, handles) = handles(&layer);
+    let first = runtime();
+    first.block_on(async {
+        let mut call = stack.call(keyed("k", "{}"));
+        while store.called(Call::Complete) == 0 {
+            assert!(futures_util::poll!(&mut call).is_pending());
+        }
+        // The store's answer is waited for in a task.
+        drop(call);
+    });
+    drop(first);
+    store.heal();
+    runtime().block_on(async {
+        // Whether there is a record now, only the store knows.
+        let _either = within(latest(&handles).expire()).await;
+    });
 }
 
 #[tokio::test]

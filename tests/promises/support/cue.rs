@@ -37,6 +37,8 @@ pub struct Transaction(pub &'static str);
 
 pub struct CueStore<V: 'static = StoredResponse> {
     pub memory: MemoryStore<V>,
+    /// So many attempts before each claim ended unseen.
+    pub attempts_before: u32,
     cues: Arc<Mutex<HashMap<Call, Cue>>>,
     calls: Arc<Mutex<Vec<Call>>>,
     /// The claims that were not settled.
@@ -47,6 +49,7 @@ impl<V: Clone + Send + Sync + 'static> Default for CueStore<V> {
     fn default() -> Self {
         Self {
             memory: MemoryStore::new(),
+            attempts_before: 0,
             cues: Arc::default(),
             calls: Arc::default(),
             kept: Arc::default(),
@@ -58,6 +61,7 @@ impl<V> Clone for CueStore<V> {
     fn clone(&self) -> Self {
         Self {
             memory: self.memory.clone(),
+            attempts_before: self.attempts_before,
             cues: Arc::clone(&self.cues),
             calls: Arc::clone(&self.calls),
             kept: Arc::clone(&self.kept),
@@ -183,7 +187,7 @@ impl<V: Clone + Send + Sync + 'static> CueClaim<V> {
 
 impl<V: Clone + Send + Sync + 'static> Claim<V> for CueClaim<V> {
     fn attempt(&self) -> u32 {
-        self.claim.as_ref().unwrap().attempt()
+        self.store.attempts_before + self.claim.as_ref().unwrap().attempt()
     }
 
     fn extend(&mut self, extensions: &mut Extensions) {
