@@ -134,3 +134,21 @@ impl fmt::Debug for StoredResponse {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_copied_out_of_what_it_came_in_up_to_64_kib() {
+        let read_into = Bytes::from(vec![b'x'; 128 * 1024]);
+        for (length, is_copied) in [(0, true), (1, true), (64 * 1024, true), (64 * 1024 + 1, false)]
+        {
+            let came = read_into.slice(..length);
+            let kept = StoredResponse::response(StatusCode::OK, &[], came.clone(), None);
+            let Stored::Response { body, .. } = kept.get() else { panic!("a response") };
+            assert_eq!(*body, came);
+            assert_eq!(body.as_ptr() != came.as_ptr(), is_copied, "{length}");
+        }
+    }
+}
