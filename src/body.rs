@@ -14,7 +14,7 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::{buffer::Room, collect::plus, follow::Followed, intake::Intake};
+use crate::{buffer::Room, collect::plus, follow::Followed};
 
 /// Data and trailers that are all there.
 #[derive(Debug, Clone, Default)]
@@ -84,8 +84,7 @@ impl<B> RequestBody<B> {
     }
 
     /// A body that has been read whole, and its room in the buffer until it is taken over.
-    pub(crate) fn read(intake: Intake) -> Self {
-        let Intake { body: data, trailers, room } = intake;
+    pub(crate) fn read(data: Bytes, trailers: Option<Box<HeaderMap>>, room: Room) -> Self {
         Self { kind: RequestKind::Read { whole: Whole { data, trailers }, room: Some(room) } }
     }
 

@@ -21,6 +21,7 @@ use crate::{
     collect::{Collected, declared_length},
     disposition::Disposition,
     engine::at_once,
+    fingerprint::Content,
     refusal::Refusal,
 };
 
@@ -36,9 +37,21 @@ pub(crate) struct Limits {
 
 /// A request's body, read.
 pub(crate) struct Intake {
-    pub(crate) body: Bytes,
-    pub(crate) trailers: Option<Box<HeaderMap>>,
-    pub(crate) room: Room,
+    body: Bytes,
+    trailers: Option<Box<HeaderMap>>,
+    room: Room,
+}
+
+impl Intake {
+    /// What of it makes the fingerprint.
+    pub(crate) fn content(&self) -> Content<'_> {
+        Content { body: &self.body, trailers: self.trailers.as_deref() }
+    }
+
+    /// The body again, for the inner service.
+    pub(crate) fn into_body<B>(self) -> RequestBody<B> {
+        RequestBody::read(self.body, self.trailers, self.room)
+    }
 }
 
 /// A body that was not read to its end: why, and what had been read.

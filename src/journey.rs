@@ -97,12 +97,12 @@ where
                 Ok(intake) => intake,
                 Err(unread) => return refuse(unread.into(), &parts.headers),
             };
-            let exact = making.finish(&settings.counts, &parts, &intake);
+            let exact = making.finish(&settings.counts, &parts, intake.content());
             // Most repeats bring the very same bytes: no need to read what they mean, or to claim.
             if let Some(value) = settings.engine.store.recall(&id, &exact.digest) {
                 return Ok(answer_again(&settings, &parts, &value, Disposition::Replayed));
             }
-            (exact.fingerprint(&settings.counts, &parts, &intake), intake)
+            (exact.fingerprint(&settings.counts, &parts, intake.content()), intake)
         };
         let wanted = Wanted { id, fingerprint, scope };
 
@@ -136,7 +136,7 @@ where
             Box::pin(release(claim)).await;
             return Err(error);
         }
-        let request = Request::from_parts(parts, RequestBody::read(intake));
+        let request = Request::from_parts(parts, intake.into_body());
         execute(settings, inner, request, key, claim, slot).await
     }
 }

@@ -506,7 +506,7 @@ impl IdempotencyLayer {
     /// Switches the mode at run time, for this layer, its clones and their services. Requests that
     /// are on their way go on as they began.
     pub fn set_mode(&self, mode: Mode) {
-        notice::switched(mode);
+        notice::switched(&mode);
         self.settings.mode.set(mode);
     }
 

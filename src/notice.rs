@@ -14,7 +14,7 @@ pub(crate) fn filling_up(live: usize, capacity: usize) {
 }
 
 /// The layer has been switched off or on.
-pub(crate) fn switched(mode: crate::Mode) {
+pub(crate) fn switched(mode: &dyn std::fmt::Debug) {
     #[cfg(feature = "tracing")]
     tracing::warn!(?mode, "the idempotency layer has been switched");
 }

@@ -77,14 +77,14 @@ where
             return pass(disposition, inner, parts, unread.into_body(body)).await;
         }
     };
-    let exact = making.finish(&settings.counts, &parts, &intake);
+    let exact = making.finish(&settings.counts, &parts, intake.content());
     if let Some(value) = settings.engine.store.recall(&id, &exact.digest) {
         let parts = unclaimed(&settings, id, key, parts);
-        return pass(again(&value), inner, parts, RequestBody::read(intake)).await;
+        return pass(again(&value), inner, parts, intake.into_body()).await;
     }
-    let fingerprint = exact.fingerprint(&settings.counts, &parts, &intake);
+    let fingerprint = exact.fingerprint(&settings.counts, &parts, intake.content());
     let wanted = Wanted { id, fingerprint, scope };
-    let body = RequestBody::read(intake);
+    let body = intake.into_body();
 
     // Nobody waits in the shadow: who would have is counted as in progress.
     let reject = InFlight::Reject;

@@ -13,10 +13,7 @@ use http::{
     request::Parts,
 };
 
-use crate::{
-    digest::{Digest, Framed},
-    intake::Intake,
-};
+use crate::digest::{Digest, Framed};
 
 pub(crate) use selection::Selection;
 
@@ -174,6 +171,13 @@ impl Counts {
     }
 }
 
+/// What a request carries behind its head, when all of it is there.
+#[derive(Clone, Copy)]
+pub(crate) struct Content<'r> {
+    pub(crate) body: &'r Bytes,
+    pub(crate) trailers: Option<&'r HeaderMap>,
+}
+
 /// A fingerprint in the making, while the body arrives.
 pub(crate) struct Making {
     /// The digest of the exact bytes. The body comes first in it, so nothing else has to be kept
@@ -189,19 +193,19 @@ impl Making {
         self.body_length += chunk.len() as u64;
     }
 
-    /// The body is all there. `intake` has all that [`data`](Self::data) was given.
-    pub(crate) fn finish(self, counts: &Counts, parts: &Parts, intake: &Intake) -> Exact {
+    /// The body is all there. `content` has all that [`data`](Self::data) was given.
+    pub(crate) fn finish(self, counts: &Counts, parts: &Parts, content: Content<'_>) -> Exact {
         if let Some(own) = &counts.own {
             static START: LazyLock<Framed> =
                 LazyLock::new(|| Framed::new("tower-idempotency own request 1"));
             let mut framed = START.clone();
-            framed.field(&own(parts, &intake.body).meaning);
+            framed.field(&own(parts, content.body).meaning);
             write_resource(&mut framed, parts);
             return Exact { digest: framed.finish(), is_json: false };
         }
         let Self { exact: mut framed, body_length } = self;
         let is_json = counts.write_head(&mut framed, parts);
-        write_trailers(&mut framed, intake.trailers.as_deref());
+        write_trailers(&mut framed, content.trailers);
         // A stream's length is known at its end. A number of fixed width there divides what came
         // before into body and head, in one way only.
         framed.unframed(&body_length.to_le_bytes());
@@ -222,19 +226,19 @@ impl Exact {
         &self,
         counts: &Counts,
         parts: &Parts,
-        intake: &Intake,
+        content: Content<'_>,
     ) -> Fingerprint {
         let exact = self.digest;
         let value = match &counts.json {
             _ if !self.is_json => None,
-            None => json::digest(&intake.body),
-            Some(selection) => json::digest_selected(&intake.body, selection),
+            None => json::digest(content.body),
+            Some(selection) => json::digest_selected(content.body, selection),
         };
         let meaning = value.map_or(exact, |value| {
             let mut meaning = counts.meaning.clone();
             meaning.field(&value);
             counts.write_head(&mut meaning, parts);
-            write_trailers(&mut meaning, intake.trailers.as_deref());
+            write_trailers(&mut meaning, content.trailers);
             meaning.finish()
         });
         Fingerprint { exact, meaning }

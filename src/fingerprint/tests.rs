@@ -3,7 +3,6 @@
 use http::{HeaderValue, Request};
 
 use super::*;
-use crate::buffer::Buffer;
 
 /// A request's fingerprint, its body split where the test says.
 struct Asked {
@@ -54,12 +53,9 @@ impl Asked {
             .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
             .collect();
         let trailers = (!trailers.is_empty()).then_some(trailers);
-        let intake = Intake {
-            body: self.body.concat().into(),
-            trailers: trailers.map(Box::new),
-            room: Buffer::new(0).room(),
-        };
-        made.finish(&counts, &parts, &intake).fingerprint(&counts, &parts, &intake)
+        let body = self.body.concat().into();
+        let content = Content { body: &body, trailers: trailers.as_ref() };
+        made.finish(&counts, &parts, content).fingerprint(&counts, &parts, content)
     }
 }
 
