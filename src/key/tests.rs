@@ -108,8 +108,19 @@ fn length_counts_decoded_bytes() {
         assert_eq!(read_line(quote(&longest)).as_ref(), Ok(&longest));
         assert_eq!(read_line(quote(&escaped.repeat(256))), Err(TOO_LONG));
     }
+    // Parameters are read and ignored, but not without end.
+    let parameter = |length: usize| format!("\"k\";a=\"{}\"", "x".repeat(length - 8));
+    assert_eq!(parameter(MAX_RAW).len(), MAX_RAW);
+    assert_eq!(read_line(parameter(MAX_RAW)).as_deref(), Ok("k"));
+    assert_eq!(read_line(parameter(MAX_RAW + 1)), Err(TOO_LONG));
     assert_eq!(read_line("k".repeat(64 * 1024)), Err(TOO_LONG));
     assert_eq!(read_line(format!("\"k\";a=\"{}\"", "x".repeat(64 * 1024))), Err(TOO_LONG));
+}
+
+#[test]
+fn a_refusal_says_why() {
+    assert_eq!(IdempotencyKey::new("").unwrap_err().to_string(), "the key is empty");
+    assert_eq!(InvalidKey::new("it has to be a UUID").to_string(), "it has to be a UUID");
 }
 
 #[test]
