@@ -104,7 +104,11 @@ where
                 executing.fail().await;
                 match broke {
                     Break::Short(data) => ResponseBody::short(data, length),
-                    Break::Error(data, error) => ResponseBody::broken(data, error),
+                    Break::Error(mut data, error) => {
+                        // With all that it declared, it would look whole to its caller.
+                        data.truncate(length.saturating_sub(1));
+                        ResponseBody::broken(data, error)
+                    }
                     Break::Panic(panic) => {
                         inner.set(None);
                         panic.resume()
@@ -160,6 +164,8 @@ where
                     trailers.get_or_insert_default().extend(more);
                 }
             }
+            // Its head was all that it had to say, and breaks no more.
+            Some(Err(_)) if length == 0 => return Ok((collected.finish(), trailers)),
             Some(Err(error)) => return Err(Break::Error(collected.finish(), error)),
         }
     }

@@ -235,8 +235,10 @@ where
         }
     }
 
-    /// The body broke: a failure, whatever its head said.
+    /// The body broke: a failure, whatever its head said. What would make it look complete all the
+    /// same is not sent.
     fn broke(&mut self) {
+        self.last_data = None;
         if let Some(executing) = self.executing.take() {
             self.settling = Some(Mutex::new(Box::pin(executing.fail())));
         }

@@ -211,6 +211,19 @@ async fn handle(
         "/broken-length" => {
             answer.header("content-length", 10).body(frames([Ok("hello"), Err(Broken)]))
         }
+        "/broken-at-its-end" => {
+            let body = frames([Ok("hello"), Ok("hello"), Err(Broken)]);
+            answer.header("content-length", 10).body(body)
+        }
+        "/broken-at-its-end-known" => {
+            let body = KnownLength { body: frames([Ok("hello"), Err(Broken)]), length: 5 };
+            answer.body(body.boxed_unsync())
+        }
+        "/broken-large-at-its-end" => {
+            let large = Full::from(vec![b'x'; LIMIT + 1]).map_err(never);
+            let body = large.with_trailers(async { Some(Err(Broken)) });
+            answer.header("content-length", LIMIT + 1).body(body.boxed_unsync())
+        }
         "/broken-large" => {
             let body = frames([Ok("hello"), Ok("hello"), Err(Broken)]);
             answer.header("content-length", LIMIT + 1).body(body)
@@ -407,7 +420,16 @@ async fn a_body_of_unknown_length_comes_as_it_is_made_and_again_with_its_length(
 
 #[tokio::test]
 async fn a_body_that_breaks_is_a_cut_for_its_client_and_no_record() {
-    for path in ["/broken", "/broken-known", "/broken-length", "/broken-large"] {
+    for path in [
+        "/broken",
+        "/broken-known",
+        "/broken-length",
+        "/broken-large",
+        // All bytes that it had declared have come by then.
+        "/broken-at-its-end",
+        "/broken-at-its-end-known",
+        "/broken-large-at-its-end",
+    ] {
         let site = Site::start().await;
         for call in 1..=2 {
             let mut connection = site.connect().await;
