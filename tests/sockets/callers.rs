@@ -41,6 +41,17 @@ async fn every_scheme_of_credentials_names_the_same_caller() {
 }
 
 #[tokio::test]
+async fn a_caller_with_two_lines_of_credentials_is_neither_of_the_two() {
+    let server = Server::start(&[]).await;
+    server.send(Post::run().body(RUN)).await.run_id();
+    for other in ["Bearer alice", "Bearer bob"] {
+        let both = Post::run().set("authorization", "Bearer alice").with("authorization", other);
+        assert_eq!(server.send(both.body(RUN)).await.status, 401, "{other}");
+    }
+    server.assert_left(1, 1).await;
+}
+
+#[tokio::test]
 async fn without_credentials_a_caller_learns_nothing_and_leaves_nothing() {
     let server = Server::start(&[]).await;
     server.send(Post::run().key("known").body(RUN)).await.run_id();

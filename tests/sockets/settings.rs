@@ -30,6 +30,17 @@ async fn a_setting_that_makes_no_sense_stops_the_server_and_is_named() {
 }
 
 #[tokio::test]
+async fn a_store_that_is_not_available_is_refused_without_its_password() {
+    for example in ["server", "lab"] {
+        let address = "postgres://service:hunter2@db.internal/keys";
+        let output = run_to_its_end(example, &[("STORE", address)]).await;
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("STORE") && said.contains("memory"), "{said}");
+        assert!(!said.contains("hunter2"), "{said}");
+    }
+}
+
+#[tokio::test]
 async fn an_address_that_is_taken_stops_the_server() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = taken.local_addr().unwrap().to_string();
