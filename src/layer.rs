@@ -328,7 +328,10 @@ impl IdempotencyLayer {
     where
         F: Fn(&response::Parts) -> Option<Outcome> + Send + Sync + 'static,
     {
-        self.set(|settings| settings.capture.policy = Some(Arc::new(policy)))
+        self.set(|settings| {
+            settings.capture.policy = Some(Arc::new(policy));
+            settings.later_releases = false;
+        })
     }
 
     /// Which headers a record keeps: `Some(true)` keeps, `Some(false)` drops, and where it says
@@ -425,6 +428,9 @@ impl IdempotencyLayer {
         self.set(|settings| {
             settings.engine.rules.on_failure = rule;
             settings.engine.rules.on_error = None;
+            if std::mem::take(&mut settings.later_releases) {
+                settings.capture.policy = Some(Arc::new(client_errors_are_final));
+            }
         })
     }
 
@@ -486,13 +492,17 @@ impl IdempotencyLayer {
     /// As Stripe's API does it: a conflict is answered with 400, records live for 24 hours, 5xx are
     /// recorded ([`OnFailure::Record`]) and 4xx where they are final, as under
     /// [`ietf`](Self::ietf); but 408, 429, 503 and an error of the inner service release the key.
-    /// A setter called after a preset overrides it.
+    /// A setter called after a preset overrides it: another [`on_failure`](Self::on_failure) holds
+    /// for all failures.
     pub fn stripe(self) -> Self {
         self.on_failure(OnFailure::Record)
             .refusal_status(Reason::Conflict, StatusCode::BAD_REQUEST)
             .retention(Duration::from_secs(24 * 60 * 60))
             .outcome_of(as_stripe_records)
-            .set(|settings| settings.engine.rules.on_error = Some(OnFailure::Release))
+            .set(|settings| {
+                settings.engine.rules.on_error = Some(OnFailure::Release);
+                settings.later_releases = true;
+            })
     }
 
     /// Does the layer do what it is for? Default: [`Mode::Enforce`]. This layer and the clones that

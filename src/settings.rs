@@ -71,6 +71,8 @@ pub(crate) struct Settings {
     pub(crate) request_limits: Limits,
     pub(crate) counts: Counts,
     pub(crate) capture: Capture,
+    /// Do the failures that say "later" release, as the preset `stripe()` has it in its policy?
+    pub(crate) later_releases: bool,
     pub(crate) on_replay: Option<Arc<OnReplay>>,
     pub(crate) rendering: Rendering,
     pub(crate) engine: Engine<StoredResponse>,
@@ -113,6 +115,7 @@ impl Settings {
                 headers: HeaderPolicy::default(),
                 policy: None,
             },
+            later_releases: false,
             on_replay: None,
             rendering: Rendering::default(),
             engine: Engine::new(MemoryStore::new()),

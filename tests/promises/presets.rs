@@ -297,8 +297,15 @@ async fn a_setter_after_a_preset_overrides_it_and_one_before_is_overridden() {
         assert_eq!(left_by_status(&layer(), 500).await, left);
         assert_eq!(left_by_an_error(&layer()).await, left);
         assert_eq!(left_by_a_panic(&layer()).await, left);
-        assert_eq!(left_by_status(&layer(), 503).await, Left::Nothing, "the policy is another");
+        for later in [408, 503] {
+            assert_eq!(left_by_status(&layer(), later).await, left, "{later} {rule:?}");
+        }
+        assert_eq!(left_by_status(&layer(), 429).await, Left::Nothing, "no failure");
+        assert_eq!(left_by_status(&layer(), 422).await, Left::Record, "the policy is another");
     }
+    // A policy after the preset stays, whatever failure rule comes after it.
+    let own = || stripe().outcome_of(|_| Some(Outcome::Unknown)).on_failure(OnFailure::Release);
+    assert_eq!(left_by_status(&own(), 503).await, Left::Held);
     let before = || layer().0.on_failure(OnFailure::Hold).stripe();
     assert_eq!(left_by_status(&before(), 500).await, Left::Record);
     assert_eq!(left_by_an_error(&before()).await, Left::Nothing);
