@@ -508,6 +508,9 @@ impl IdempotencyLayer {
     /// Does the layer do what it is for? Default: [`Mode::Enforce`]. This layer and the clones that
     /// are made of it from here on can be switched together later ([`set_mode`](Self::set_mode)).
     pub fn mode(self, mode: Mode) -> Self {
+        if mode != Mode::Enforce {
+            notice::switched(&mode);
+        }
         let switch = ModeSwitch::default();
         switch.set(mode);
         self.set(|settings| settings.mode = switch)

@@ -13,7 +13,7 @@ pub(crate) fn filling_up(live: usize, capacity: usize) {
     );
 }
 
-/// The layer has been switched off or on.
+/// The layer has been switched off or on, or was made switched off.
 pub(crate) fn switched(mode: &dyn std::fmt::Debug) {
     #[cfg(feature = "tracing")]
     tracing::warn!(?mode, "the idempotency layer has been switched");

@@ -141,6 +141,24 @@ async fn a_layer_says_that_it_is_switched() {
     }
 }
 
+#[tokio::test]
+async fn a_layer_that_is_made_to_protect_nothing_says_so_once() {
+    let heard = Heard::listen();
+    for (mode, name) in [(Mode::Off, "Off"), (Mode::Shadow, "Shadow")] {
+        let layer = layer().0.mode(mode);
+        let stack = Stack::numbered(&layer.clone());
+        for key in ["a", "b"] {
+            stack.send(keyed(key, "{}")).await;
+        }
+        let said = heard.take();
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert_eq!(said[0].0, Level::WARN);
+        assert!(said[0].1.contains(name), "{said:?}");
+    }
+    let _usual = layer().0.mode(Mode::Enforce);
+    assert_eq!(heard.take(), []);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_is_an_error_that_names_no_key() {
     for call in [Call::Claim, Call::Complete] {
