@@ -133,8 +133,10 @@ impl Answered {
 /// gRPC proper: `application/grpc`, `application/grpc+proto` and the like. (gRPC-Web is not: its
 /// status is in its body. So the layer belongs inside the one that translates it.)
 pub(crate) fn is_grpc(content_type: &[u8]) -> bool {
-    let rest = content_type.strip_prefix(b"application/grpc");
-    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))
+    const GRPC: &[u8] = b"application/grpc";
+    let (essence, rest) = content_type.split_at(GRPC.len().min(content_type.len()));
+    essence.eq_ignore_ascii_case(GRPC)
+        && matches!(rest.first(), None | Some(b'+' | b';' | b' ' | b'\t'))
 }
 
 fn grpc_status(headers: &HeaderMap) -> Option<u32> {
@@ -218,13 +220,17 @@ mod tests {
     }
 
     #[test]
-    fn grpc_web_is_judged_by_its_http_status() {
+    fn only_what_is_grpc_proper_is_judged_by_its_grpc_status() {
         for (kind, right) in [
             ("application/grpc-web+proto", Verdict::Record),
             ("application/grpc-web-text", Verdict::Record),
             ("application/grpc", Verdict::Release),
             ("application/grpc+json", Verdict::Release),
             ("application/grpc; charset=x", Verdict::Release),
+            // The case of a media type does not matter.
+            ("Application/gRPC", Verdict::Release),
+            ("Application/gRPC-Web", Verdict::Record),
+            ("application/grp", Verdict::Record),
         ] {
             let head = Response::builder().header("content-type", kind).body(()).unwrap();
             let answered = Answered::new(&head.into_parts().0, None);
