@@ -555,12 +555,16 @@ struct Retain {
     seconds: f64,
 }
 
+/// As good as for ever, in seconds.
+const LONGEST: f64 = 1e18;
+
 async fn retain(
     Query(wanted): Query<Retain>,
     handle: Option<Handle>,
     execution: Execution,
 ) -> Response {
-    let Ok(time) = Duration::try_from_secs_f64(wanted.seconds) else {
+    let seconds = if wanted.seconds > LONGEST { LONGEST } else { wanted.seconds };
+    let Ok(time) = Duration::try_from_secs_f64(seconds) else {
         return problem(StatusCode::BAD_REQUEST, "seconds has to be a time", []);
     };
     if let Some(handle) = handle {

@@ -26,6 +26,16 @@ async fn a_record_lives_for_as_long_as_its_handler_says() {
     assert_eq!(server.send(shorter.body("")).await.json()["n"], 1);
     eventually(async || (server.live_entries().await == 0).then_some(())).await;
     assert_eq!(server.send(shorter.body("")).await.json()["n"], 2);
+
+    for for_ever in ["1e300", "inf"] {
+        let post = Post::lab(&format!("/lab/retain?seconds={for_ever}")).key(for_ever);
+        assert_eq!(server.send(post.body("")).await.status, 200);
+        assert!(server.send(post.body("")).await.is_replay(), "{for_ever}");
+    }
+    for no_time in ["-1", "nan", "x"] {
+        let post = Post::lab(&format!("/lab/retain?seconds={no_time}")).key(no_time);
+        assert_eq!(server.send(post.body("")).await.status, 400, "{no_time}");
+    }
 }
 
 #[tokio::test]
