@@ -147,6 +147,12 @@ pub struct PermitSlot {
 }
 
 impl PermitSlot {
+    /// A slot with no permit in it, which says nothing of any guard.
+    pub(crate) fn of_no_guard() -> Self {
+        // No guard lives there.
+        Self { permit: Arc::default(), guard: 0 }
+    }
+
     /// Takes the permit out, to keep the place for longer than the handler runs. There is one, and
     /// only until the handler has answered.
     #[must_use]

@@ -15,6 +15,7 @@ use crate::{
     body::{RequestBody, ResponseBody},
     disposition::Disposition,
     engine::{Decision, InFlight, Progress, Wanted},
+    guard::PermitSlot,
     handle::Handle,
     hook::quietly,
     intake,
@@ -132,29 +133,44 @@ pub(crate) fn switched_off(settings: &Settings, mut parts: Parts) -> Parts {
     match (key, scope) {
         (Some(key), Some(scope)) => {
             let id = OperationId::new(&scope, key.as_str());
-            unclaimed(settings, id, key, parts)
-        }
-        (key, _) => {
-            if let Some(key) = key {
-                parts.extensions.insert(key);
+            if Inside::has(&parts, id) {
+                // A layer further out is not switched off: what its handler may ask for is there.
+                return parts;
             }
-            if let Some(guard) = &settings.guard {
-                parts.extensions.insert(guard.empty_slot());
-            }
-            parts
+            // It is not marked as inside: a layer further in that is not switched off guards it.
+            say_unclaimed(settings, id, key, &mut parts);
         }
+        (Some(key), None) => {
+            parts.extensions.insert(key);
+        }
+        (None, _)
+            if settings.guard.as_ref().is_some_and(|guard| guard.has_let_in(&parts.extensions)) =>
+        {
+            return parts;
+        }
+        (None, _) => {}
     }
+    if settings.guard.is_some() {
+        // Of no guard: one further in has yet to be asked.
+        parts.extensions.insert(PermitSlot::of_no_guard());
+    }
+    parts
 }
 
 /// Gives a request that runs beside the entry of its operation what a handler may ask for: the key,
 /// a handle that is not that entry's, and a slot without a permit.
 fn unclaimed(settings: &Settings, id: OperationId, key: IdempotencyKey, mut parts: Parts) -> Parts {
-    let progress = Progress::unclaimed(&settings.engine, id);
     Inside::add(&mut parts.extensions, id);
-    parts.extensions.insert(Handle::new(&progress.into(), None));
-    parts.extensions.insert(key);
+    say_unclaimed(settings, id, key, &mut parts);
     if let Some(guard) = &settings.guard {
         parts.extensions.insert(guard.empty_slot());
     }
     parts
+}
+
+/// Gives a request the key, and a handle that is no entry's.
+fn say_unclaimed(settings: &Settings, id: OperationId, key: IdempotencyKey, parts: &mut Parts) {
+    let progress = Progress::unclaimed(&settings.engine, id);
+    parts.extensions.insert(Handle::new(&progress.into(), None));
+    parts.extensions.insert(key);
 }

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_http::timeout::TimeoutLayer;
 use tower_idempotency::{
-    Ceiling, Handle, IdempotencyKey, IdempotencyLayer, InFlight, MemoryStore, PermitSlot,
+    Ceiling, Handle, IdempotencyKey, IdempotencyLayer, InFlight, MemoryStore, Mode, PermitSlot,
     RequestBody, ResponseBody, StoredResponse, axum::AxumBodyLayer, scope,
 };
 
@@ -102,6 +102,52 @@ async fn applied_twice_it_takes_one_place_of_a_ceiling_and_hands_it_to_the_handl
         drop(permits.recv().await);
         assert_eq!(ceiling.active(), 0);
     }
+}
+
+#[tokio::test]
+async fn what_is_switched_off_leaves_the_work_to_a_layer_further_in() {
+    let (inner, store) = layer();
+    let ceiling = Ceiling::new(1);
+    let inner = inner.ceiling(&ceiling);
+    let outer = inner.clone().mode(Mode::Off);
+    let handler = Handler::new(|run, request| {
+        let slot = request.extensions().get::<PermitSlot>().unwrap();
+        assert!(slot.take_permit().is_some(), "the permit is there");
+        async move { Ok(text(200, format!("run {run}"))) }
+    });
+    let service = twice(&outer, &inner, handler);
+    for is_replay in [false, true] {
+        let answer = send(&service, keyed("k", "{}").map(any)).await;
+        assert_eq!((answer.text(), answer.is_replay(), store.len()), ("run 1", is_replay, 1));
+    }
+    assert_eq!(send(&service, unkeyed("{}").map(any)).await.text(), "run 2");
+    let _full = ceiling.try_acquire().unwrap();
+    for new_work in [unkeyed("{}"), keyed("other", "{}")] {
+        send(&service, new_work.map(any)).await.assert_refused(429, "concurrency_limit");
+    }
+}
+
+#[tokio::test]
+async fn what_is_switched_off_further_in_takes_nothing_from_the_handler() {
+    let (outer, store) = layer();
+    let ceiling = Ceiling::new(1);
+    let outer = outer.ceiling(&ceiling);
+    let inner = outer.clone().mode(Mode::Off);
+    let handler = Handler::new(|_, request| {
+        let extensions = request.extensions();
+        let slot = extensions.get::<PermitSlot>().unwrap();
+        assert!(slot.take_permit().is_some(), "the permit is there");
+        if let Some(handle) = extensions.get::<Handle>() {
+            handle.effects_begin();
+        }
+        async { Ok(text(500, "")) }
+    });
+    let service = twice(&outer, &inner, handler);
+    assert_eq!(send(&service, unkeyed("{}").map(any)).await.status, 500);
+    assert_eq!(send(&service, keyed("k", "{}").map(any)).await.status, 500);
+    let again = send(&service, keyed("k", "{}").map(any)).await;
+    again.assert_refused(409, "idempotency_outcome_unknown");
+    assert_eq!((store.len(), ceiling.active()), (1, 0));
 }
 
 #[tokio::test]
