@@ -83,9 +83,12 @@ where
             let follow = Follow::new(Box::pin(body), executing, answered, head, declared, limit);
             return Response::from_parts(parts, ResponseBody::followed(Followed::new(follow)));
         };
-        // In an option, to be dropped in its place.
+        // In an option, to be dropped in its place: what it holds, such as a permit or a
+        // transaction, is given back before anybody who waits can ask for it.
         let mut inner = pin!(Some(body));
-        let body = match collect(inner.as_mut(), length).await {
+        let collected = collect(inner.as_mut(), length).await;
+        inner.set(None);
+        let body = match collected {
             Ok((data, trailers)) => {
                 let settlement = match executing.verdict(&answered, trailers.as_deref()) {
                     Verdict::Record => {
@@ -109,10 +112,7 @@ where
                         data.truncate(length.saturating_sub(1));
                         ResponseBody::broken(data, error)
                     }
-                    Break::Panic(panic) => {
-                        inner.set(None);
-                        panic.resume()
-                    }
+                    Break::Panic(panic) => panic.resume(),
                 }
             }
         };

@@ -27,7 +27,8 @@ use crate::{
 
 /// A body on its way to the caller, and the claim that it still holds.
 pub(crate) struct Follow<B: Body> {
-    body: Pin<Box<B>>,
+    /// There until its end is known: what it holds is given back before the claim is settled.
+    body: Option<Pin<Box<B>>>,
     /// There until the end of the body is known.
     executing: Option<Executing>,
     answered: Answered,
@@ -57,7 +58,9 @@ impl<B: Body> Follow<B> {
     }
 
     fn size_hint(&self) -> SizeHint {
-        plus(self.body.size_hint(), self.last_data.as_ref().map_or(0, Bytes::len))
+        let body = self.body.as_ref().map(|body| body.size_hint());
+        let body = body.unwrap_or_else(|| SizeHint::with_exact(0));
+        plus(body, self.last_data.as_ref().map_or(0, Bytes::len))
     }
 }
 
@@ -97,7 +100,7 @@ where
         limit: Option<usize>,
     ) -> Self {
         Self {
-            body,
+            body: Some(body),
             leave: executing.claim.leave(),
             executing: Some(executing),
             answered,
@@ -118,10 +121,10 @@ where
                 ready!(settling.as_mut().poll(context));
                 self.settling = None;
             }
-            if self.executing.is_none() {
+            let Some(body) = &mut self.body else {
                 return Poll::Ready(self.take_kept_back());
-            }
-            match ready!(catch_poll(|| self.body.as_mut().poll_frame(context))) {
+            };
+            match ready!(catch_poll(|| body.as_mut().poll_frame(context))) {
                 Ok(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => {
                         if let Some(data) = self.pass(data) {
@@ -215,6 +218,7 @@ where
 
     /// The body is all there: its claim ends as the answer means.
     fn ended(&mut self, trailers: Option<&HeaderMap>) {
+        self.body = None;
         if let Some(executing) = self.executing.take() {
             let settlement = match executing.verdict(&self.answered, trailers) {
                 Verdict::Record => {
@@ -239,6 +243,7 @@ where
     /// same is not sent.
     fn broke(&mut self) {
         self.last_data = None;
+        self.body = None;
         if let Some(executing) = self.executing.take() {
             self.settling = Some(Mutex::new(Box::pin(executing.fail())));
         }

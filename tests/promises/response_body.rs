@@ -1,11 +1,16 @@
 //! A response is recorded before it looks complete, and never in part.
 
-use std::time::Duration;
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{Response, StatusCode};
-use http_body::Body;
+use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use tower_idempotency::{
     Disposition, InFlight, OnFailure, OnLeave, Outcome, ResponseBody, RetainFor,
@@ -15,8 +20,9 @@ use crate::support::{
     Answer, Gate,
     call::Call,
     cue::{Cue, CueStore},
+    interposed::Interposed,
     keyed,
-    stack::{AnyBody, Script, Stack, Step, any, layer, text, with_extension, with_header},
+    stack::{AnyBody, Broken, Script, Stack, Step, any, layer, text, with_extension, with_header},
     within,
 };
 
@@ -566,4 +572,70 @@ async fn a_stream_counts_as_one_execution_when_it_ends() {
     assert_eq!(layer.dispositions().get(Disposition::Executed), 0);
     assert_eq!(next(&mut body).await, None);
     assert_eq!(layer.dispositions().get(Disposition::Executed), 1);
+}
+
+/// A body that holds something until it is dropped: a permit, a transaction.
+struct Holding {
+    body: Script,
+    _held: Arc<()>,
+}
+
+impl Body for Holding {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[tokio::test]
+async fn what_a_body_holds_is_given_back_before_its_key_is_settled() {
+    type End = fn() -> Step;
+    let ends: [(&str, Option<End>); 3] =
+        [("whole", None), ("broken", Some(|| Step::Break)), ("panic", Some(|| Step::Panic))];
+    for (end, step) in ends {
+        // Collected, too large to be kept, and of unknown length.
+        for says in [Some(8), Some(2_000), None] {
+            let held = Arc::new(());
+            let (layer, memory) = layer();
+            let holders = Arc::new(Mutex::new(Vec::new()));
+            let store = Interposed::new(&memory).before({
+                let (holders, held) = (Arc::clone(&holders), Arc::downgrade(&held));
+                move |call: Call| {
+                    if call.is_settlement() {
+                        holders.lock().unwrap().push(held.strong_count());
+                    }
+                    async { Ok(()) }
+                }
+            });
+            let stack = Stack::new(&layer.store(store).response_limit(1_000), {
+                let held = Arc::clone(&held);
+                move |_, _| {
+                    let length = usize::try_from(says.unwrap_or(8)).unwrap();
+                    let steps = [Step::data(vec![b'x'; length - 1]), Step::data("x")];
+                    let body = Script::new(steps.into_iter().chain(step.map(|step| step())));
+                    let body = match says {
+                        Some(length) => body.says(length),
+                        None => body,
+                    };
+                    let body = Holding { body, _held: Arc::clone(&held) };
+                    async move { Ok(text(200, "").map(|_| any(body))) }
+                }
+            });
+            let call = stack.call(keyed("k", "{}"));
+            let first =
+                tokio::spawn(async move { call.await?.into_body().collect().await.map(drop) });
+            let _ended = within(first).await;
+            // This test and the handler.
+            assert_eq!(*holders.lock().unwrap(), [2], "{end} {says:?}");
+        }
+    }
 }
