@@ -9,6 +9,7 @@ mod layer;
 mod store;
 
 use proptest::{prelude::ProptestConfig, test_runner::FileFailurePersistence};
+use tokio::runtime::{Builder, Runtime};
 
 /// So many runs of each machine unless `PROPTEST_CASES` says otherwise.
 const CASES: u32 = 512;
@@ -22,4 +23,9 @@ fn config() -> ProptestConfig {
         config.failure_persistence = Some(Box::new(noted));
     }
     config
+}
+
+/// Where a machine runs: on a clock that goes when it is told to.
+fn paused_clock() -> Runtime {
+    Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
 }

@@ -29,11 +29,6 @@ impl StateMachineTest for Machine {
     type Reference = Model;
 
     fn init_test(model: &Model) -> Real {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build()
-            .unwrap();
         let Rules { capacity, waits, on_failure, on_leave } = model.rules;
         let store = MemoryStore::new().capacity(capacity);
         let scope = |parts: &http::request::Parts| {
@@ -51,7 +46,8 @@ impl StateMachineTest for Machine {
             .response_limit(LIMIT);
         let desk = Desk::default();
         let service = layer.layer(Handler(desk.clone()));
-        Real { runtime: Some(runtime), service, store, desk, callers: Vec::new() }
+        let runtime = Some(super::paused_clock());
+        Real { runtime, service, store, desk, callers: Vec::new() }
     }
 
     fn apply(mut real: Real, model: &Model, event: Event) -> Real {
