@@ -9,6 +9,9 @@
 
 #![allow(clippy::print_stdout, reason = "a program that talks to its user")]
 
+#[path = "common/signals.rs"]
+mod signals;
+
 use std::{
     convert::Infallible,
     env,
@@ -33,7 +36,7 @@ use hyper_util::{
     server::{conn::auto, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
-use tokio::{net::TcpListener, signal};
+use tokio::net::TcpListener;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_idempotency::{IdempotencyLayer, RequestBody, scope};
 
@@ -48,7 +51,7 @@ const GRACE: Duration = Duration::from_secs(30);
 async fn main() -> Result<(), Box<dyn Error>> {
     let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".to_owned());
     let addr: SocketAddr = addr.parse().map_err(|error| format!("ADDR: {addr:?}: {error}"))?;
-    let mut stop = Box::pin(asked_to_stop()?);
+    let mut stop = Box::pin(signals::asked_to_stop()?);
     let listener = TcpListener::bind(addr)
         .await
         .map_err(|error| format!("ADDR: cannot listen on {addr}: {error}"))?;
@@ -170,28 +173,4 @@ fn answer(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(text.into()));
     *response.status_mut() = status;
     response
-}
-
-/// Ends when the process is asked to stop. Signals are caught from this call on, so that none that
-/// comes after "listening" ends the process at once.
-fn asked_to_stop() -> std::io::Result<impl Future<Output = ()>> {
-    #[cfg(unix)]
-    {
-        use signal::unix::{SignalKind, signal};
-        let mut interrupted = signal(SignalKind::interrupt())?;
-        let mut terminated = signal(SignalKind::terminate())?;
-        Ok(async move {
-            tokio::select! {
-                _ = interrupted.recv() => {}
-                _ = terminated.recv() => {}
-            }
-        })
-    }
-    #[cfg(not(unix))]
-    {
-        let mut interrupted = signal::windows::ctrl_c()?;
-        Ok(async move {
-            interrupted.recv().await;
-        })
-    }
 }

@@ -1,6 +1,8 @@
 //! What the example servers have in common: settings from the environment, who is calling, a look
 //! inside, and the way from the first connection to a shutdown that loses nothing.
 
+mod signals;
+
 use std::{
     env, fmt::Display, net::SocketAddr, ops::RangeInclusive, process::ExitCode, str::FromStr,
     sync::Arc, time::Duration,
@@ -19,7 +21,7 @@ use axum::{
     serve::ListenerExt,
 };
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, signal, sync::Notify};
+use tokio::{net::TcpListener, sync::Notify};
 use tower_idempotency::{IdempotencyLayer, MemoryStore, StoredResponse};
 
 // ---- Settings ----
@@ -94,7 +96,7 @@ pub(crate) async fn serve(
     layer: &IdempotencyLayer,
 ) -> Result<(), String> {
     // Before anybody can be told to stop us, or the signal would kill us.
-    let asked_to_stop = asked_to_stop().map_err(|error| format!("signals: {error}"))?;
+    let asked_to_stop = signals::asked_to_stop().map_err(|error| format!("signals: {error}"))?;
     let listener = TcpListener::bind(addr).await;
     let listener = listener.map_err(|error| format!("ADDR: cannot listen on {addr}: {error}"))?;
     let local = listener.local_addr().map_err(|error| format!("ADDR: {error}"))?;
@@ -138,28 +140,6 @@ pub(crate) fn exit(program: &str, outcome: Result<(), String>) -> ExitCode {
             eprintln!("{program}: {problem}");
             ExitCode::FAILURE
         }
-    }
-}
-
-/// Waits for a signal to stop. The signals are listened to from this call on, not from the first
-/// poll.
-fn asked_to_stop() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
-    #[cfg(unix)]
-    {
-        use signal::unix::{SignalKind, signal};
-        let mut interrupted = signal(SignalKind::interrupt())?;
-        let mut terminated = signal(SignalKind::terminate())?;
-        Ok(async move {
-            tokio::select! {
-                _ = interrupted.recv() => {}
-                _ = terminated.recv() => {}
-            }
-        })
-    }
-    #[cfg(not(unix))]
-    {
-        let interrupted = signal::ctrl_c();
-        Ok(async move { drop(interrupted.await) })
     }
 }
 
