@@ -135,6 +135,10 @@ where
     let mut reading = Reading::new(limits);
     // Most bodies are there at once.
     for _ in 0..FRAMES_IN_A_ROW {
+        // One that knows its end need not come back only to say so, and may never do.
+        if body.is_end_stream() {
+            return reading.end(Ok(()));
+        }
         let mut next = poll_fn(|context| body.as_mut().poll_frame(context));
         let Poll::Ready(frame) = at_once(&mut next).await else { break };
         if let Some(end) = reading.take(frame, &mut seen) {
@@ -209,6 +213,9 @@ impl Reading {
         let timed = Runtime::try_current().is_ok();
         let mut pace = Pace { limits, deadline: None, in_a_row: 0 };
         loop {
+            if body.is_end_stream() {
+                return Ok(());
+            }
             let mut next = poll_fn(|context| body.as_mut().poll_frame(context));
             let (frame, late) = match at_once(&mut next).await {
                 Poll::Ready(frame) => (frame, timed && pace.is_late_at_once()),

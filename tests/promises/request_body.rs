@@ -11,7 +11,7 @@ use tower_idempotency::Handle;
 
 use crate::support::{
     keyed,
-    stack::{AnyBody, Script, Stack, Step, any, layer, text, with_header},
+    stack::{AnyBody, Inner, Script, Stack, Step, any, layer, text, with_header},
     unkeyed, within,
 };
 
@@ -344,6 +344,39 @@ async fn a_body_that_is_always_ready_ends_all_the_same_and_lets_others_run() {
     let answer = stack.send(keyed("tiny", "").map(|_| tiny)).await;
     assert!([200, 408].contains(&answer.status.as_u16()));
     assert!(store.in_flight() == 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_says_that_it_has_ended_is_not_asked_for_more() {
+    let (layer, _) = layer();
+    let stack = Stack::new(&layer, |_, request: Inner| async move {
+        let body = request.into_body().collect().await.unwrap();
+        let trailers = body.trailers().is_some();
+        let answer = text(200, body.to_bytes());
+        Ok(if trailers { with_header(answer, "x-trailers", "yes") } else { answer })
+    });
+    let trailer = || Step::trailer("x-checksum", "1");
+    let wait = || Step::Sleep(Duration::from_secs(1));
+    for (number, (steps, whole, seconds)) in [
+        (vec![], "", 0),
+        (vec![Step::data("{}")], "{}", 0),
+        (vec![Step::data("{"), wait(), Step::data("}")], "{}", 1),
+        (vec![Step::data("{}"), trailer()], "{}", 0),
+        (vec![wait(), Step::data("{}"), wait(), trailer()], "{}", 2),
+        // More than are read in a row.
+        ((0..100).map(|_| Step::data("x")).collect(), &*"x".repeat(100), 0),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let has_trailers = steps.iter().any(|step| matches!(step, Step::Trailers(_)));
+        let began = tokio::time::Instant::now();
+        let body = Script::new(steps).knows_its_end();
+        let answer = stack.send(keyed(&number.to_string(), "").map(|_| body)).await;
+        assert_eq!((answer.status.as_u16(), answer.text()), (200, whole), "{number}");
+        assert_eq!(answer.headers.contains_key("x-trailers"), has_trailers, "{number}");
+        assert_eq!(began.elapsed().as_secs(), seconds, "{number}");
+    }
 }
 
 #[tokio::test]

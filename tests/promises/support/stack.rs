@@ -225,6 +225,7 @@ pub struct Script {
     hint: SizeHint,
     waiting: Option<BoxFuture<'static, ()>>,
     polls: Polls,
+    knows_its_end: bool,
 }
 
 /// How often a body has been polled.
@@ -245,6 +246,7 @@ impl Script {
             hint: SizeHint::default(),
             waiting: None,
             polls: Polls::default(),
+            knows_its_end: false,
         }
     }
 
@@ -256,6 +258,12 @@ impl Script {
     /// It says, rightly or not, that it is `length` bytes long.
     pub fn says(mut self, length: u64) -> Self {
         self.hint = SizeHint::with_exact(length);
+        self
+    }
+
+    /// It says so when it has ended, and whoever asks it once more hears nothing.
+    pub fn knows_its_end(mut self) -> Self {
+        self.knows_its_end = true;
         self
     }
 
@@ -289,7 +297,9 @@ impl Body for Script {
                 ready!(waiting.as_mut().poll(context));
                 self.waiting = None;
             }
-            let Some(mut step) = self.steps.pop_front() else { return Poll::Ready(None) };
+            let Some(mut step) = self.steps.pop_front() else {
+                return if self.knows_its_end { Poll::Pending } else { Poll::Ready(None) };
+            };
             if let Step::Forever(make) = step {
                 self.steps.push_front(Step::Forever(make));
                 step = make();
@@ -310,6 +320,10 @@ impl Body for Script {
                 Step::Forever(_) => unreachable!("a step for ever makes others"),
             };
         }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.knows_its_end && self.steps.is_empty() && self.waiting.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {
