@@ -5,7 +5,6 @@
 use std::{
     future::poll_fn,
     pin::{Pin, pin},
-    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -23,7 +22,7 @@ use crate::{
     executing::Executing,
     follow::{Follow, Followed, Head},
     headers::{HeaderPolicy, REPLAYED},
-    outcome::{Answered, Outcome, RecordPolicy, RetainFor, Verdict},
+    outcome::{Answered, Outcome, Policy, RetainFor, Verdict},
     record::StoredResponse,
 };
 
@@ -35,7 +34,7 @@ pub(crate) struct Capture {
     /// Are bodies of unknown length recorded?
     pub(crate) streams: bool,
     pub(crate) headers: HeaderPolicy,
-    pub(crate) policy: Option<Arc<RecordPolicy>>,
+    pub(crate) policy: Option<Policy>,
 }
 
 /// Captures `response` and settles its claim.
@@ -52,7 +51,7 @@ where
     let (mut parts, body) = response.into_parts();
     // The marker is ours: on a first answer it would be a lie.
     parts.headers.remove(REPLAYED);
-    let answered = Answered::new(&parts, capture.policy.as_deref());
+    let answered = Answered::new(&parts, capture.policy.as_ref());
     if let Some(RetainFor(retention)) = parts.extensions.get() {
         executing.claim.progress().wish_to_retain_for(*retention);
     }

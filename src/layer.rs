@@ -16,7 +16,7 @@ use crate::{
     guard::{Ceiling, Guard, Permit},
     key::{IdempotencyKey, InvalidKey},
     notice,
-    outcome::{Outcome, as_stripe_records, client_errors_are_final},
+    outcome::{Outcome, Policy},
     record::StoredResponse,
     refusal::{Reason, Refusal},
     scope::Scope,
@@ -328,10 +328,7 @@ impl IdempotencyLayer {
     where
         F: Fn(&response::Parts) -> Option<Outcome> + Send + Sync + 'static,
     {
-        self.set(|settings| {
-            settings.capture.policy = Some(Arc::new(policy));
-            settings.later_releases = false;
-        })
+        self.set(|settings| settings.capture.policy = Some(Policy::Own(Arc::new(policy))))
     }
 
     /// Which headers a record keeps: `Some(true)` keeps, `Some(false)` drops, and where it says
@@ -428,8 +425,9 @@ impl IdempotencyLayer {
         self.set(|settings| {
             settings.engine.rules.on_failure = rule;
             settings.engine.rules.on_error = None;
-            if std::mem::take(&mut settings.later_releases) {
-                settings.capture.policy = Some(Arc::new(client_errors_are_final));
+            if let Some(policy @ Policy::Stripe) = &mut settings.capture.policy {
+                // That releases some failures. Of the rest of it they both are the same.
+                *policy = Policy::Ietf;
             }
         })
     }
@@ -486,22 +484,21 @@ impl IdempotencyLayer {
         self.key_required(true)
             .key_strict(true)
             .refusal_status(Reason::Conflict, StatusCode::UNPROCESSABLE_ENTITY)
-            .outcome_of(client_errors_are_final)
+            .set(|settings| settings.capture.policy = Some(Policy::Ietf))
     }
 
     /// As Stripe's API does it: a conflict is answered with 400, records live for 24 hours, 5xx are
     /// recorded ([`OnFailure::Record`]) and 4xx where they are final, as under
-    /// [`ietf`](Self::ietf); but 408, 429, 503 and an error of the inner service release the key.
-    /// A setter called after a preset overrides it: another [`on_failure`](Self::on_failure) holds
-    /// for all failures.
+    /// [`ietf`](Self::ietf); but 408, 429, 503 (gRPC: UNAVAILABLE) and an error of the inner service
+    /// release the key. A setter called after a preset overrides it: another
+    /// [`on_failure`](Self::on_failure) holds for all failures.
     pub fn stripe(self) -> Self {
         self.on_failure(OnFailure::Record)
             .refusal_status(Reason::Conflict, StatusCode::BAD_REQUEST)
             .retention(Duration::from_secs(24 * 60 * 60))
-            .outcome_of(as_stripe_records)
             .set(|settings| {
+                settings.capture.policy = Some(Policy::Stripe);
                 settings.engine.rules.on_error = Some(OnFailure::Release);
-                settings.later_releases = true;
             })
     }
 

@@ -1,7 +1,7 @@
 //! What does the inner answer mean? In: its status, what the handler said, gRPC's status; out:
 //! record, release or hold. Pure: nothing is done here.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderValue, StatusCode, header::CONTENT_TYPE, response::Parts};
 
@@ -47,6 +47,30 @@ impl From<Outcome> for Verdict {
 /// What a user makes of a response by its head: an outcome, or nothing, and then the table holds.
 pub(crate) type RecordPolicy = dyn Fn(&Parts) -> Option<Outcome> + Send + Sync;
 
+/// What is asked before the table: a policy of the user's own, or that of a preset.
+#[derive(Clone)]
+pub(crate) enum Policy {
+    Own(Arc<RecordPolicy>),
+    Ietf,
+    Stripe,
+}
+
+impl Policy {
+    /// By a response's head.
+    fn of_head(&self, parts: &Parts) -> Option<Outcome> {
+        match self {
+            Self::Own(own) => quietly(|| own(parts)).flatten(),
+            Self::Ietf => client_errors_are_final(parts.status),
+            Self::Stripe => as_stripe_records(parts.status),
+        }
+    }
+
+    /// By gRPC's UNAVAILABLE: it says "later", as 503 does, whose head would have been 200.
+    fn of_unavailable(&self) -> Option<Outcome> {
+        matches!(self, Self::Stripe).then_some(Outcome::NotExecuted)
+    }
+}
+
 /// The 4xx that say nothing final about the operation itself: that it is not allowed, not found,
 /// malformed, too early, too much. All other 4xx are recorded under both presets.
 const NOT_FINAL: [u16; 20] = [
@@ -55,16 +79,15 @@ const NOT_FINAL: [u16; 20] = [
 ];
 
 /// The record policy of the preset `ietf()`: 4xx are final, but for those that are not.
-pub(crate) fn client_errors_are_final(parts: &Parts) -> Option<Outcome> {
-    (parts.status.is_client_error() && !NOT_FINAL.contains(&parts.status.as_u16()))
-        .then_some(Outcome::Final)
+fn client_errors_are_final(status: StatusCode) -> Option<Outcome> {
+    (status.is_client_error() && !NOT_FINAL.contains(&status.as_u16())).then_some(Outcome::Final)
 }
 
 /// The record policy of the preset `stripe()`: the same, and what says "later" releases.
-pub(crate) fn as_stripe_records(parts: &Parts) -> Option<Outcome> {
-    match parts.status.as_u16() {
+fn as_stripe_records(status: StatusCode) -> Option<Outcome> {
+    match status.as_u16() {
         408 | 429 | 503 => Some(Outcome::NotExecuted),
-        _ => client_errors_are_final(parts),
+        _ => client_errors_are_final(status),
     }
 }
 
@@ -75,18 +98,21 @@ pub(crate) struct Answered {
     said: Option<Outcome>,
     /// What the record policy makes of the status. Weaker than what the handler says.
     policy: Option<Outcome>,
+    /// And of gRPC's UNAVAILABLE, which may come only with the trailers.
+    unavailable: Option<Outcome>,
     is_grpc: bool,
     /// gRPC's status where the head has it already.
     grpc_status: Option<u32>,
 }
 
 impl Answered {
-    pub(crate) fn new(parts: &Parts, policy: Option<&RecordPolicy>) -> Self {
+    pub(crate) fn new(parts: &Parts, policy: Option<&Policy>) -> Self {
         let content_type = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
         Self {
             status: parts.status,
             said: parts.extensions.get().copied(),
-            policy: policy.and_then(|policy| quietly(|| policy(parts)).flatten()),
+            policy: policy.and_then(|policy| policy.of_head(parts)),
+            unavailable: policy.and_then(Policy::of_unavailable),
             is_grpc: content_type.is_some_and(is_grpc),
             grpc_status: grpc_status(&parts.headers),
         }
@@ -108,9 +134,10 @@ impl Answered {
             200..=399 if self.is_grpc => {
                 match self.grpc_status.or_else(|| trailers.and_then(grpc_status)) {
                     Some(0) => Verdict::Record,
-                    // CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE, DATA_LOSS; and
+                    Some(14) => self.unavailable.map_or(failed, Verdict::from),
+                    // CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, INTERNAL, DATA_LOSS; and
                     // a stream that ended without saying is as good as UNKNOWN.
-                    Some(1 | 2 | 4 | 13 | 14 | 15) | None => failed,
+                    Some(1 | 2 | 4 | 13 | 15) | None => failed,
                     Some(_) => Verdict::Release,
                 }
             }
@@ -247,15 +274,16 @@ mod tests {
             }
             response.into_parts().0
         };
-        let verdict = |said, policy: &RecordPolicy, effects| {
-            Answered::new(&head(said), Some(policy)).verdict(None, OnFailure::Release, effects)
+        let verdict = |said, policy: fn(&Parts) -> Option<Outcome>, effects| {
+            let policy = Policy::Own(Arc::new(policy));
+            Answered::new(&head(said), Some(&policy)).verdict(None, OnFailure::Release, effects)
         };
-        assert_eq!(verdict(None, &|_| Some(Outcome::Final), false), Verdict::Record);
-        assert_eq!(verdict(None, &|_| Some(Outcome::NotExecuted), true), Verdict::Hold);
-        assert_eq!(verdict(None, &|_| None, false), Verdict::Release);
-        assert_eq!(verdict(None, &|_| panic!("a policy with a bug"), false), Verdict::Release);
+        assert_eq!(verdict(None, |_| Some(Outcome::Final), false), Verdict::Record);
+        assert_eq!(verdict(None, |_| Some(Outcome::NotExecuted), true), Verdict::Hold);
+        assert_eq!(verdict(None, |_| None, false), Verdict::Release);
+        assert_eq!(verdict(None, |_| panic!("a policy with a bug"), false), Verdict::Release);
         let said = Some(Outcome::NotExecuted);
-        assert_eq!(verdict(said, &|_| Some(Outcome::Final), true), Verdict::Release);
+        assert_eq!(verdict(said, |_| Some(Outcome::Final), true), Verdict::Release);
     }
 
     #[test]
@@ -264,9 +292,9 @@ mod tests {
             let parts = Response::builder().status(status).body(()).unwrap().into_parts().0;
             let is_final = (400..500).contains(&status) && !NOT_FINAL.contains(&status);
             let ietf = is_final.then_some(Outcome::Final);
-            assert_eq!(client_errors_are_final(&parts), ietf, "{status}");
+            assert_eq!(Policy::Ietf.of_head(&parts), ietf, "{status}");
             let later = [408, 429, 503].contains(&status).then_some(Outcome::NotExecuted);
-            assert_eq!(as_stripe_records(&parts), later.or(ietf), "{status}");
+            assert_eq!(Policy::Stripe.of_head(&parts), later.or(ietf), "{status}");
         }
     }
 }

@@ -71,8 +71,6 @@ pub(crate) struct Settings {
     pub(crate) request_limits: Limits,
     pub(crate) counts: Counts,
     pub(crate) capture: Capture,
-    /// Do the failures that say "later" release, as the preset `stripe()` has it in its policy?
-    pub(crate) later_releases: bool,
     pub(crate) on_replay: Option<Arc<OnReplay>>,
     pub(crate) rendering: Rendering,
     pub(crate) engine: Engine<StoredResponse>,
@@ -115,7 +113,6 @@ impl Settings {
                 headers: HeaderPolicy::default(),
                 policy: None,
             },
-            later_releases: false,
             on_replay: None,
             rendering: Rendering::default(),
             engine: Engine::new(MemoryStore::new()),
@@ -142,7 +139,7 @@ impl Settings {
 impl fmt::Debug for Settings {
     /// By the names of the setters.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fn own<T: ?Sized>(hook: Option<&Arc<T>>) -> Option<fmt::Arguments<'_>> {
+        fn own<T>(hook: Option<&T>) -> Option<fmt::Arguments<'_>> {
             hook.map(|_| format_args!(".."))
         }
         let Self { key, request_limits, counts, capture, rendering, engine, .. } = self;

@@ -136,6 +136,41 @@ async fn stripe_records_what_is_final_and_failures_too_unless_they_say_later() {
 }
 
 #[tokio::test]
+async fn stripe_takes_unavailable_of_grpc_for_the_503_that_it_is() {
+    let another_policy = || stripe().outcome_of(|_| None);
+    let same_rule = || layer().0.on_failure(OnFailure::Record);
+    for (name, layer, unavailable) in [
+        ("stripe", &stripe as &dyn Fn() -> IdempotencyLayer, Left::Nothing),
+        ("stripe, another policy", &another_policy, Left::Record),
+        ("the same rule", &same_rule, Left::Record),
+    ] {
+        for (code, right) in [
+            ("0", Left::Record),
+            ("4", Left::Record),
+            ("8", Left::Nothing),
+            ("13", Left::Record),
+            ("14", unavailable),
+        ] {
+            for in_trailers in [false, true] {
+                let stack = Stack::new(&layer(), move |_, _| async move {
+                    let response = text(200, "").map(|body| {
+                        let steps = [Step::data("m"), Step::trailer("grpc-status", code)];
+                        if in_trailers { any(Script::new(steps)) } else { body }
+                    });
+                    let response = with_header(response, "content-type", "application/grpc");
+                    Ok(if in_trailers {
+                        response
+                    } else {
+                        with_header(response, "grpc-status", code)
+                    })
+                });
+                assert_eq!(left_by(&stack).await, right, "{name}: {code}, {in_trailers}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_execution_without_an_answer_is_released_by_ietf_and_held_by_stripe_unless_it_is_an_error()
  {
     assert_eq!(left_by_an_error(&ietf()).await, Left::Nothing);
