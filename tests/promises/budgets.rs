@@ -18,7 +18,7 @@ use tower_idempotency::{
 };
 
 use crate::support::{
-    keyed,
+    assert_impossible, keyed,
     stack::{Script, Stack, Step, any, text, with_header},
     unkeyed, within,
 };
@@ -522,23 +522,13 @@ async fn operations_of_the_engine_count_to_the_share_of_their_scope() {
 
 #[test]
 fn a_share_or_a_budget_that_cannot_work_is_refused_by_name() {
-    #[track_caller]
-    fn assert_refused(
-        message: &str,
-        set: impl FnOnce(MemoryStore<u8>) -> MemoryStore<u8> + std::panic::UnwindSafe,
-    ) {
-        let panic = std::panic::catch_unwind(|| set(MemoryStore::new())).err();
-        let panic = panic.expect("an impossible value is taken");
-        let said = panic.downcast_ref::<String>().cloned();
-        let said = said.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap();
-        assert!(said.starts_with(message), "{said}");
-    }
-    assert_refused("stored_bytes: ", |store| store.stored_bytes(0));
-    assert_refused("scope_share: ", |store| store.scope_share(0));
-    assert_refused("scope_share: ", |store| store.scope_share(1_001));
-    assert_refused("scope_share: ", |store| store.capacity(10).scope_share(11));
-    assert_refused("capacity: ", |store| store.scope_share(11).capacity(10));
-    drop(MemoryStore::<u8>::new().capacity(10).scope_share(10).capacity(10));
+    let store = MemoryStore::<u8>::new;
+    assert_impossible("stored_bytes", || store().stored_bytes(0));
+    assert_impossible("scope_share", || store().scope_share(0));
+    assert_impossible("scope_share", || store().scope_share(1_001));
+    assert_impossible("scope_share", || store().capacity(10).scope_share(11));
+    assert_impossible("capacity", || store().scope_share(11).capacity(10));
+    drop(store().capacity(10).scope_share(10).capacity(10));
 }
 
 // The oldest record ends for a new one.

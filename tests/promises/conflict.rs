@@ -11,7 +11,7 @@ use tower_idempotency::IdempotencyLayer;
 
 use crate::support::{
     Gate, Runs, keyed, send,
-    stack::{AnyBody, Script, Stack, Step, any, layer, text},
+    stack::{AnyBody, Script, Stack, Step, any, layer},
     unkeyed,
 };
 
@@ -408,16 +408,7 @@ async fn request_trailers_count() {
 async fn another_request_is_a_conflict_at_once_while_the_first_is_running() {
     let gate = Gate::default();
     let (layer, _) = layer();
-    let stack = Stack::new(&layer, {
-        let gate = gate.clone();
-        move |run, _| {
-            let gate = gate.clone();
-            async move {
-                gate.pass().await;
-                Ok(text(200, format!("run {run}")))
-            }
-        }
-    });
+    let stack = Stack::waiting_at(&gate, usize::MAX, &layer);
     let first = stack.spawn(changed(|_| {}));
     gate.reached_by(1).await;
     stack.send(with_body("{}")).await.assert_refused(409, "idempotency_conflict");

@@ -1,15 +1,7 @@
 //! The engine without HTTP: any async function runs once per operation, and every repeat gets the
 //! value of that run.
 
-use std::{
-    collections::HashSet,
-    error::Error,
-    fmt,
-    future::Future,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, error::Error, fmt, future::Future, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tokio::{sync::Barrier, task::JoinHandle, time::Instant};
@@ -19,7 +11,7 @@ use tower_idempotency::{
 };
 
 use crate::support::{
-    GENEROUS, Gate, Runs,
+    GENEROUS, Gate, Runs, assert_impossible,
     call::Call,
     cue::{Cue, CueStore},
     within,
@@ -735,14 +727,7 @@ fn without_a_runtime_it_runs_and_repeats_all_the_same_but_does_not_wait() {
 #[track_caller]
 fn assert_refused(setting: &str, set: impl FnOnce(Engine<String>) -> Engine<String>) {
     let engine = Engine::new(MemoryStore::new());
-    let refused = catch_unwind(AssertUnwindSafe(|| set(engine)));
-    let panic = refused.err().expect("an impossible value is taken");
-    let message = panic
-        .downcast_ref::<String>()
-        .cloned()
-        .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string))
-        .unwrap();
-    assert!(message.starts_with(&format!("{setting}: ")), "{setting}: {message:?}");
+    assert_impossible(setting, || set(engine));
 }
 
 #[test]

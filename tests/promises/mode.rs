@@ -223,18 +223,7 @@ async fn in_the_shadow_a_repeat_runs_beside_the_first_and_is_counted_as_in_progr
         let gate = Gate::default();
         let (layer, store) = layer();
         let layer = layer.in_flight(in_flight).mode(Mode::Shadow);
-        let stack = Stack::new(&layer, {
-            let gate = gate.clone();
-            move |run, _| {
-                let gate = gate.clone();
-                async move {
-                    if run == 1 {
-                        gate.pass().await;
-                    }
-                    Ok(text(200, format!("run {run}")))
-                }
-            }
-        });
+        let stack = Stack::waiting_at(&gate, 1, &layer);
         let first = stack.spawn(keyed("k", "{}"));
         gate.reached_by(1).await;
         assert_eq!(stack.send(keyed("k", "{}")).await.text(), "run 2");
@@ -644,18 +633,7 @@ async fn switched_on_again_an_execution_that_began_before_is_still_protected() {
     let gate = Gate::default();
     let store: MemoryStore<StoredResponse> = MemoryStore::new();
     let layer = IdempotencyLayer::new(scope::single_tenant()).store(store.clone());
-    let stack = Stack::new(&layer, {
-        let gate = gate.clone();
-        move |run, _| {
-            let gate = gate.clone();
-            async move {
-                if run == 1 {
-                    gate.pass().await;
-                }
-                Ok(text(200, format!("run {run}")))
-            }
-        }
-    });
+    let stack = Stack::waiting_at(&gate, 1, &layer);
     let first = stack.spawn(keyed("k", "{}"));
     gate.reached_by(1).await;
     layer.set_mode(Mode::Off);

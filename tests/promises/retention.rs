@@ -72,16 +72,7 @@ async fn what_is_running_never_ends_by_time() {
     let gate = Gate::default();
     let store: MemoryStore<StoredResponse> = MemoryStore::new().capacity(1);
     let layer = layer().0.store(store.clone()).retention(seconds(1)).in_flight(InFlight::Reject);
-    let stack = Stack::new(&layer, {
-        let gate = gate.clone();
-        move |run, _| {
-            let gate = gate.clone();
-            async move {
-                gate.pass().await;
-                Ok(text(200, format!("run {run}")))
-            }
-        }
-    });
+    let stack = Stack::waiting_at(&gate, usize::MAX, &layer);
     let first = tokio::spawn(tower::ServiceExt::oneshot(
         stack.service.clone(),
         keyed("k", "{}").map(crate::support::stack::any),

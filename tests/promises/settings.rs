@@ -14,57 +14,47 @@ use tower_idempotency::{
 };
 
 use crate::support::{
-    Gate, keyed,
+    Gate, assert_impossible, keyed,
     stack::{AnyBody, Handler, Stack, layer, text},
 };
-
-/// Asserts that `set` panics with a message that begins with the setting's name.
-#[track_caller]
-fn assert_refused<T>(setting: &str, set: impl FnOnce() -> T) {
-    let panic = catch_unwind(AssertUnwindSafe(set)).err().expect("an impossible value is taken");
-    let message = panic
-        .downcast_ref::<String>()
-        .cloned()
-        .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string))
-        .unwrap();
-    assert!(message.starts_with(&format!("{setting}: ")), "{setting}: {message:?}");
-}
 
 #[test]
 fn impossible_values_are_refused_by_name() {
     let layer = || IdempotencyLayer::new(scope::single_tenant());
     let zero = Duration::ZERO;
-    assert_refused("retention", || layer().retention(zero));
-    assert_refused("methods", || layer().methods([]));
+    assert_impossible("retention", || layer().retention(zero));
+    assert_impossible("methods", || layer().methods([]));
     for method in [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT] {
-        assert_refused("methods", || layer().methods([Method::POST, method]));
+        assert_impossible("methods", || layer().methods([Method::POST, method]));
     }
-    assert_refused("fingerprint_json_only", || layer().fingerprint_json_only([""; 0]));
-    assert_refused("fingerprint_json_except", || layer().fingerprint_json_except(["/a", ""]));
+    assert_impossible("fingerprint_json_only", || layer().fingerprint_json_only([""; 0]));
+    assert_impossible("fingerprint_json_except", || layer().fingerprint_json_except(["/a", ""]));
     for pointer in ["amount", "#/amount", "$.amount", "/a~", "/a~2"] {
-        assert_refused("fingerprint_json_only", || layer().fingerprint_json_only([pointer]));
-        assert_refused("fingerprint_json_except", || layer().fingerprint_json_except([pointer]));
+        assert_impossible("fingerprint_json_only", || layer().fingerprint_json_only([pointer]));
+        assert_impossible("fingerprint_json_except", || layer().fingerprint_json_except([pointer]));
     }
-    assert_refused("request_limit", || layer().request_limit(0));
-    assert_refused("buffered_bytes", || layer().buffered_bytes(0));
-    assert_refused("waiters", || layer().waiters(0, 1));
-    assert_refused("waiters", || layer().waiters(2, 1));
-    assert_refused("refusal_status", || {
+    assert_impossible("request_limit", || layer().request_limit(0));
+    assert_impossible("buffered_bytes", || layer().buffered_bytes(0));
+    assert_impossible("waiters", || layer().waiters(0, 1));
+    assert_impossible("waiters", || layer().waiters(2, 1));
+    assert_impossible("refusal_status", || {
         layer().refusal_status(Reason::Conflict, StatusCode::FOUND)
     });
-    assert_refused("refusal_status", || layer().refusal_status(Reason::Conflict, StatusCode::OK));
-    assert_refused("documentation", || layer().documentation("no URI at all"));
-    assert_refused("documentation", || layer().documentation("https://a.example/\r\nx: y"));
-    assert_refused("documentation", || layer().documentation(""));
-    assert_refused("response_limit", || layer().response_limit(0));
-    assert_refused("body_idle_timeout", || layer().body_idle_timeout(zero));
-    assert_refused("body_timeout", || layer().body_timeout(zero));
-    assert_refused("in_flight", || layer().in_flight(InFlight::Wait(zero)));
-    assert_refused("finish_within", || layer().finish_within(zero));
-    assert_refused("store_timeout", || layer().store_timeout(zero));
-    assert_refused("capacity", || MemoryStore::<StoredResponse>::new().capacity(0));
-    assert_refused("ceiling", || Ceiling::new(0));
-    assert_refused("ceiling", || Ceiling::new(usize::MAX));
+    assert_impossible("refusal_status", || {
+        layer().refusal_status(Reason::Conflict, StatusCode::OK)
+    });
+    assert_impossible("documentation", || layer().documentation("no URI at all"));
+    assert_impossible("documentation", || layer().documentation("https://a.example/\r\nx: y"));
+    assert_impossible("documentation", || layer().documentation(""));
+    assert_impossible("response_limit", || layer().response_limit(0));
+    assert_impossible("body_idle_timeout", || layer().body_idle_timeout(zero));
+    assert_impossible("body_timeout", || layer().body_timeout(zero));
+    assert_impossible("in_flight", || layer().in_flight(InFlight::Wait(zero)));
+    assert_impossible("finish_within", || layer().finish_within(zero));
+    assert_impossible("store_timeout", || layer().store_timeout(zero));
+    assert_impossible("capacity", || MemoryStore::<StoredResponse>::new().capacity(0));
+    assert_impossible("ceiling", || Ceiling::new(0));
+    assert_impossible("ceiling", || Ceiling::new(usize::MAX));
 }
 
 /// The message with which the layer refuses to be put around a service.
@@ -146,16 +136,7 @@ async fn a_wait_too_long_for_a_clock_is_a_wait() {
     let gate = Gate::default();
     let (layer, _) = layer();
     let layer = layer.in_flight(InFlight::Wait(Duration::MAX)).finish_within(Duration::MAX);
-    let stack = Stack::new(&layer, {
-        let gate = gate.clone();
-        move |run, _| {
-            let gate = gate.clone();
-            async move {
-                gate.pass().await;
-                Ok(text(200, format!("run {run}")))
-            }
-        }
-    });
+    let stack = Stack::waiting_at(&gate, usize::MAX, &layer);
     let first = stack.spawn(keyed("k", "{}"));
     gate.reached_by(1).await;
     let repeat = stack.spawn(keyed("k", "{}"));

@@ -14,6 +14,7 @@ pub mod steps;
 
 use std::{
     future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -169,4 +170,16 @@ impl Gate {
     pub fn open(&self) {
         self.permits.close();
     }
+}
+
+/// Asserts that `set` panics with a message that begins with the setting's name.
+#[track_caller]
+pub fn assert_impossible<T>(setting: &str, set: impl FnOnce() -> T) {
+    let panic = catch_unwind(AssertUnwindSafe(set)).err().expect("an impossible value is taken");
+    let message = panic
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string))
+        .unwrap();
+    assert!(message.starts_with(&format!("{setting}: ")), "{setting}: {message:?}");
 }

@@ -115,6 +115,20 @@ impl Stack {
         Self::new(layer, |run, _| async move { Ok(text(200, format!("run {run}"))) })
     }
 
+    /// The same, but so many runs, the first ones, wait at `gate` before they answer.
+    pub fn waiting_at(gate: &Gate, runs: usize, layer: &IdempotencyLayer) -> Self {
+        let gate = gate.clone();
+        Self::new(layer, move |run, _| {
+            let gate = gate.clone();
+            async move {
+                if run <= runs {
+                    gate.pass().await;
+                }
+                Ok(text(200, format!("run {run}")))
+            }
+        })
+    }
+
     /// Around a handler that answers one status after the other, the last one for ever.
     pub fn answering(layer: &IdempotencyLayer, statuses: &'static [u16]) -> Self {
         Self::new(layer, move |run, _| async move {
