@@ -137,6 +137,11 @@ async fn of_many_at_once_exactly_as_many_as_there_is_room_for_are_taken_on() {
             assert_eq!(problem["retry"], "same-key");
             assert!(answer.retry_after() >= 1);
         }
+        // What is counted is what the layer did. It had let all in that have no key: of those whose
+        // bodies came too late, the handler said so.
+        let counts = &server.json("/debug/idempotency").await["dispositions"];
+        let counted = ["executed", "ceiling", "passed"].map(|name| counts[name].as_u64().unwrap());
+        assert_eq!(counted, if keyed { [5, 35, 0] } else { [0, 0, 40] });
         server.assert_left(5, if keyed { 5 } else { 0 }).await;
     }
 }
