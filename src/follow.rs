@@ -58,7 +58,7 @@ impl<B: Body> Follow<B> {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let body = self.body.as_ref().map(|body| body.size_hint());
+        let body = self.body.as_ref().map(Body::size_hint);
         let body = body.unwrap_or_else(|| SizeHint::with_exact(0));
         plus(body, self.last_data.as_ref().map_or(0, Bytes::len))
     }

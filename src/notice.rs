@@ -9,7 +9,7 @@ pub(crate) fn filling_up(live: usize, capacity: usize) {
     tracing::warn!(
         live,
         capacity,
-        "over 80 % of the idempotency entries are live; at the capacity new keys are refused"
+        "80 % of the idempotency entries are live; at the capacity new keys are refused"
     );
 }
 

@@ -358,8 +358,8 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
         }
         table.claim(id, token, fingerprint, scope);
         let (live, capacity) = (table.len(), table.room.capacity);
-        let over_80_percent = live.saturating_mul(5) > capacity.saturating_mul(4);
-        if over_80_percent && !self.warned.swap(true, Ordering::Relaxed) {
+        let is_filling_up = live.saturating_mul(5) >= capacity.saturating_mul(4);
+        if is_filling_up && !self.warned.swap(true, Ordering::Relaxed) {
             notice::filling_up(live, capacity);
         }
         ClaimReply::Mine(Box::new(MemoryClaim::new(self, id, token)))
