@@ -121,6 +121,6 @@ async fn measure() {
         assert_eq!(send(format!("small-{key}"), 0).await, 200);
     }
     let besides = (allocated(&before) - store.bytes()) / ENTRIES;
-    // The README says about 750.
+    // The README says about 800.
     assert!((600..900).contains(&besides), "{besides}");
 }
