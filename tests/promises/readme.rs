@@ -123,7 +123,14 @@ fn every_setting_of_the_layer_is_in_the_table_with_its_real_default() {
         }
         named.extend(names);
     }
-    assert_complete(setters(include_str!("../../src/layer.rs")), named);
+    let sources = concat!(
+        include_str!("../../src/layer.rs"),
+        include_str!("../../src/layer/request.rs"),
+        include_str!("../../src/layer/response.rs"),
+        include_str!("../../src/layer/execution.rs"),
+        include_str!("../../src/layer/presets.rs"),
+    );
+    assert_complete(setters(sources), named);
 }
 
 #[test]
