@@ -3,10 +3,10 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use moka::{Expiry, sync::Cache};
+use moka::sync::Cache;
 use tokio::{sync::watch, time::Instant};
 
-use super::{Claim, ClaimReply, ClaimRequest, Completion, Ownership, Store, StoreFuture};
+use super::{ClaimReply, ClaimRequest, Completion, Ownership, Store, StoreFuture};
 use crate::{
     fingerprint::Fingerprint,
     notice,
@@ -17,8 +17,12 @@ use crate::{
     },
 };
 
+mod claim;
+mod kept;
 mod table;
 
+use claim::MemoryClaim;
+use kept::{KeepFor, Kept, deadline_after};
 use table::{Hashed, Left, Live, NoRoom, Room, State, Table};
 
 /// The most live entries a store holds unless told otherwise.
@@ -26,13 +30,6 @@ const CAPACITY: usize = 1_000;
 
 /// The most bytes that records keep together unless told otherwise.
 const STORED_BYTES: usize = 256 * 1024 * 1024;
-
-/// moka keeps a value this much longer than its entry lives, so that its own clock, which is
-/// coarse and does not follow tokio's, never ends a record before we do.
-const BACKSTOP: Duration = Duration::from_secs(60);
-
-/// Far enough to mean "for ever", near enough for every clock to add it.
-const FOR_EVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 /// At most so many dead entries are cleared by one claim. Each claim adds one at most, so dead
 /// entries never pile up, and none pays for all.
@@ -63,71 +60,9 @@ struct Shared<V> {
     warned: AtomicBool,
 }
 
-/// A record in moka, with all that it takes to answer from it: most repeats need no table.
-struct Kept<V> {
-    record: Arc<Record<V>>,
-    /// That of its entry.
-    deadline: Instant,
-}
-
-struct Record<V> {
-    /// The digest of the exact bytes that the record answers.
-    exact: [u8; 32],
-    /// Emptied when the entry ends, for moka frees what it has removed only later, and somebody
-    /// may just have found it.
-    value: Mutex<Option<V>>,
-}
-
-impl<V> Kept<V> {
-    fn new(value: V, fingerprint: &Fingerprint, deadline: Instant) -> Self {
-        let record = Record { exact: *fingerprint.exact(), value: Mutex::new(Some(value)) };
-        Self { record: Arc::new(record), deadline }
-    }
-
-    fn value(&self) -> MutexGuard<'_, Option<V>> {
-        self.record.value.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<V> Clone for Kept<V> {
-    fn clone(&self) -> Self {
-        Self { record: Arc::clone(&self.record), deadline: self.deadline }
-    }
-}
-
 /// What has ended: its value, and what those who wait hang on. Dropped when the table is unlocked,
 /// for either may run code that is not ours. So it is made before the table is locked.
 type Gone<V> = Vec<(Live, Option<V>)>;
-
-/// moka keeps a value for what is left of its entry's time, and longer.
-struct KeepFor;
-
-impl KeepFor {
-    fn of<V>(kept: &Kept<V>) -> Duration {
-        kept.deadline.saturating_duration_since(Instant::now()) + BACKSTOP
-    }
-}
-
-impl<V> Expiry<OperationId, Kept<V>> for KeepFor {
-    fn expire_after_create(
-        &self,
-        _: &OperationId,
-        kept: &Kept<V>,
-        _: std::time::Instant,
-    ) -> Option<Duration> {
-        Some(Self::of(kept))
-    }
-
-    fn expire_after_update(
-        &self,
-        _: &OperationId,
-        kept: &Kept<V>,
-        _: std::time::Instant,
-        _: Option<Duration>,
-    ) -> Option<Duration> {
-        Some(Self::of(kept))
-    }
-}
 
 impl<V: Clone + Send + Sync + 'static> MemoryStore<V> {
     /// An empty store with room for 1,000 live entries.
@@ -414,14 +349,10 @@ impl<V: Clone + Send + Sync + 'static> Shared<V> {
         let deadline = deadline_after(retention);
         table.retain(id, deadline);
         if let Some(kept) = self.records.get(&id) {
-            self.records.insert(id, Kept { deadline, ..kept });
+            self.records.insert(id, kept.until(deadline));
         }
         Ownership::Held
     }
-}
-
-fn deadline_after(retention: Duration) -> Instant {
-    Instant::now() + retention.min(FOR_EVER)
 }
 
 impl<V: Clone + Send + Sync + 'static> Store<V> for MemoryStore<V> {
@@ -433,11 +364,7 @@ impl<V: Clone + Send + Sync + 'static> Store<V> for MemoryStore<V> {
     fn recall(&self, id: &OperationId, exact: &[u8; 32]) -> Option<V> {
         // Without the table, which others may be waiting for: an entry that ends takes its value
         // with it, so one that is found is live.
-        let kept = self.shared.records.get(id)?;
-        if kept.record.exact != *exact || kept.deadline <= Instant::now() {
-            return None;
-        }
-        kept.value().clone()
+        self.shared.records.get(id)?.answer_to(exact)
     }
 
     fn counts_scopes(&self) -> bool {
@@ -485,58 +412,11 @@ impl<V> fmt::Debug for MemoryStore<V> {
     }
 }
 
-/// A claim in this process. Dropped unsettled, it is released: its owner is gone, and here nobody
-/// else could ever end it.
-struct MemoryClaim<V: Clone + Send + Sync + 'static> {
-    shared: Option<Arc<Shared<V>>>,
-    id: OperationId,
-    token: Token,
-}
-
-impl<V: Clone + Send + Sync + 'static> MemoryClaim<V> {
-    fn new(shared: &Arc<Shared<V>>, id: OperationId, token: Token) -> Self {
-        Self { shared: Some(Arc::clone(shared)), id, token }
-    }
-
-    /// Settles the claim, once.
-    fn settle(
-        &mut self,
-        settle: impl FnOnce(&Shared<V>, OperationId, Token) -> Ownership,
-    ) -> StoreFuture<Ownership> {
-        StoreFuture::ready(match self.shared.take() {
-            Some(shared) => settle(&shared, self.id, self.token),
-            None => Ownership::Lost,
-        })
-    }
-}
-
-impl<V: Clone + Send + Sync + 'static> Claim<V> for MemoryClaim<V> {
-    fn attempt(&self) -> u32 {
-        1
-    }
-
-    fn complete(mut self: Box<Self>, completion: Completion<V>) -> StoreFuture<Ownership> {
-        self.settle(|shared, id, token| shared.complete(id, token, completion))
-    }
-
-    fn release(mut self: Box<Self>) -> StoreFuture<Ownership> {
-        self.settle(Shared::release)
-    }
-
-    fn hold(mut self: Box<Self>, retention: Duration) -> StoreFuture<Ownership> {
-        self.settle(|shared, id, token| shared.hold(id, token, retention))
-    }
-}
-
-impl<V: Clone + Send + Sync + 'static> Drop for MemoryClaim<V> {
-    fn drop(&mut self) {
-        let _unsettled = self.settle(Shared::release);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use super::kept::{BACKSTOP, FOR_EVER};
 
     const HOUR: Duration = Duration::from_secs(60 * 60);
 
@@ -558,14 +438,5 @@ mod tests {
             let keep_for = retention.min(FOR_EVER) + BACKSTOP;
             assert_eq!(KeepFor::of(&kept), keep_for);
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_one_who_holds_the_values_is_told_for_how_long_with_each() {
-        let (id, now) = (OperationId::from_bytes([1; 32]), Instant::now().into_std());
-        let kept = Kept::new("value", &Fingerprint::of(["x"]), deadline_after(HOUR));
-        let told = Some(HOUR + BACKSTOP);
-        assert_eq!(KeepFor.expire_after_create(&id, &kept, now), told);
-        assert_eq!(KeepFor.expire_after_update(&id, &kept, now, Some(HOUR)), told);
     }
 }
